@@ -41,7 +41,8 @@ func Open(c Choice) (d device.Device, why string, err error) {
 	case "auto":
 		return openEither(c)
 	}
-	return nil, "", status.Errorf(status.InvalidConfig, "device.backend = %q is unknown; use auto, cpu or cuda", c.Backend)
+	return nil, "", status.Errorf(status.InvalidConfig, "device.backend = %q is unknown; use auto, cpu or cuda",
+		c.Backend)
 }
 
 func openCPU(c Choice) (device.Device, error) {
@@ -55,11 +56,13 @@ func openCUDA(c Choice) (device.Device, error) {
 	found, err := cuda.Probe()
 	switch {
 	case errors.Is(err, cuda.ErrNoPlugin):
-		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w; or set device.backend to \"cpu\" or \"auto\"", err)
+		return nil, status.Errorf(status.Of(err),
+			"device.backend = \"cuda\": %w; or set device.backend to \"cpu\" or \"auto\"", err)
 	case err != nil:
 		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w", err)
 	case found.Count == 0:
-		return nil, status.Errorf(status.Device, "device.backend = \"cuda\": %s; or set device.backend to \"cpu\" or \"auto\"", found.Text)
+		return nil, status.Errorf(status.Device,
+			"device.backend = \"cuda\": %s; or set device.backend to \"cpu\" or \"auto\"", found.Text)
 	}
 	return openGPU(c, found)
 }
@@ -67,7 +70,8 @@ func openCUDA(c Choice) (device.Device, error) {
 // openGPU opens the GPU of this rank: number LocalRank modulo the number of visible GPUs. Ranks may
 // share a GPU.
 func openGPU(c Choice, found cuda.Findings) (device.Device, error) {
-	d, err := cuda.Open(cuda.Options{Ordinal: c.LocalRank % found.Count, Deterministic: c.Deterministic, Kernels: os.Getenv("ULYSSES_KERNEL")})
+	d, err := cuda.Open(cuda.Options{Ordinal: c.LocalRank % found.Count, Deterministic: c.Deterministic,
+		Kernels: os.Getenv("ULYSSES_KERNEL")})
 	if err != nil {
 		return nil, err // a nil *cuda.Device in d would not be a nil interface
 	}
@@ -88,7 +92,8 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 	case err != nil && withoutGPU():
 		why = "no GPU, and a CUDA plug-in that cannot be used"
 	case err != nil:
-		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or set device.backend = \"cpu\"", err)
+		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or set device.backend = \"cpu\"",
+			err)
 	case found.Count == 0:
 		why, _, _ = strings.Cut(found.Text, ":")
 	default:

@@ -76,7 +76,8 @@ func TestGPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			gpu := d.(*cuda.Device).Details()
-			if i := d.Info(); i.Kind != "cuda" || gpu.Ordinal != rank%found.Count || gpu.UUID != found.Opened[gpu.Ordinal].UUID {
+			if i := d.Info(); i.Kind != "cuda" || gpu.Ordinal != rank%found.Count ||
+				gpu.UUID != found.Opened[gpu.Ordinal].UUID {
 				t.Errorf("rank %d has %v %+v of %d GPUs", rank, i, gpu, found.Count)
 			}
 			if (why == "") != (backend == "cuda") {

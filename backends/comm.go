@@ -135,7 +135,10 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 			return "", "", status.Errorf(status.Device, "device.comm: rank %d has no device; see its error", r)
 		}
 		if c.Kind != infos[0].Kind {
-			return "", "", status.Errorf(status.InvalidConfig, "device.comm: rank 0 uses device %s, rank %d uses %s; set device.backend to one of them", infos[0].Kind, r, c.Kind)
+			return "", "",
+				status.Errorf(status.InvalidConfig,
+					"device.comm: rank 0 uses device %s, rank %d uses %s; set device.backend to one of them",
+					infos[0].Kind, r, c.Kind)
 		}
 	}
 	if infos[0].Kind != "cuda" {
@@ -157,7 +160,8 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 		case noIPC == "":
 			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine; nccl is not possible: %s", noNCCL), nil
 		}
-		return "staged", fmt.Sprintf("staged %s: nccl is not possible: %s; ipc is not possible: %s", route, noNCCL, noIPC), nil
+		return "staged", fmt.Sprintf("staged %s: nccl is not possible: %s; ipc is not possible: %s", route, noNCCL,
+			noIPC), nil
 	case "nccl":
 		if noNCCL == "" && hazard != "" {
 			requested += "; warning: " + hazard + `; device.comm = "ipc" cannot hang`
@@ -165,19 +169,23 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 		if noNCCL == "" {
 			return "nccl", requested, nil
 		}
-		return "", "", status.Errorf(status.Unsupported, "device.comm = \"nccl\": %s; set device.comm to \"ipc\" (one machine) or \"mpi\", or start one rank for each GPU with NCCL", noNCCL)
+		return "", "", status.Errorf(status.Unsupported,
+			"device.comm = \"nccl\": %s; set device.comm to \"ipc\" (one machine) or \"mpi\", or start one rank for each GPU with NCCL",
+			noNCCL)
 	case "ipc":
 		if noIPC == "" {
 			return "ipc", requested, nil
 		}
-		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s; set device.comm to \"nccl\" or \"mpi\"", noIPC)
+		return "", "", status.Errorf(status.Unsupported,
+			"device.comm = \"ipc\": %s; set device.comm to \"nccl\" or \"mpi\"", noIPC)
 	case "mpi", "local":
 		if policy == "local" && host == "mpi" {
 			return "", "", otherHost(policy, host)
 		}
 		return "staged", fmt.Sprintf("staged %s: %s", route, requested), nil
 	}
-	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q is unknown; use auto, nccl, ipc, mpi or local", policy)
+	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q is unknown; use auto, nccl, ipc, mpi or local",
+		policy)
 }
 
 // chooseHost is choose for devices with host memory.
@@ -188,12 +196,14 @@ func chooseHost(device, host, policy string) (kind, why string, err error) {
 	case policy == "mpi" || policy == "local":
 		return "", "", otherHost(policy, host)
 	}
-	return "", "", status.Errorf(status.Unsupported, "device.comm = %q is not possible with device %s; set device.comm = \"auto\"", policy, device)
+	return "", "", status.Errorf(status.Unsupported,
+		"device.comm = %q is not possible with device %s; set device.comm = \"auto\"", policy, device)
 }
 
 // otherHost is the error for a policy that names another host communicator than the job has.
 func otherHost(policy, host string) error {
-	return status.Errorf(status.Unsupported, "device.comm = %q: the ranks of this job use %q; set device.comm = \"auto\"", policy, host)
+	return status.Errorf(status.Unsupported,
+		"device.comm = %q: the ranks of this job use %q; set device.comm = \"auto\"", policy, host)
 }
 
 // whyNoNCCL returns the reason why these ranks cannot use NCCL; "" if they can.
@@ -220,7 +230,9 @@ func whyNCCLMayHang(infos []rankInfo) string {
 	first := map[string]int{}
 	for r, c := range infos {
 		if other, ok := first[c.Process]; ok && c.Process != "" {
-			return fmt.Sprintf("ranks %d and %d are threads of one process, in which nccl may hang while a rank allocates GPU memory", other, r)
+			return fmt.Sprintf(
+				"ranks %d and %d are threads of one process, in which nccl may hang while a rank allocates GPU memory",
+				other, r)
 		}
 		first[c.Process] = r
 	}

@@ -18,7 +18,9 @@ import (
 func infosOf(ranks ...string) []rankInfo {
 	var infos []rankInfo
 	for i, r := range ranks {
-		infos = append(infos, rankInfo{Kind: "cuda", Process: fmt.Sprint(i), GPU: "GPU-" + r[:1], Machine: "node" + r[1:2], NCCL: len(r) == 2, NoNCCL: "not found"})
+		infos = append(infos,
+			rankInfo{Kind: "cuda", Process: fmt.Sprint(i), GPU: "GPU-" + r[:1], Machine: "node" + r[1:2],
+				NCCL: len(r) == 2, NoNCCL: "not found"})
 	}
 	return infos
 }
@@ -48,16 +50,22 @@ func TestChoose(t *testing.T) {
 		{infosOf("a0", "a1"), "auto", "nccl", "each of 2"},
 		{infosOf("a0", "b0", "a0"), "auto", "ipc", "nccl is not possible: ranks 0 and 2 share GPU-a"},
 		{infosOf("a0", "b0!"), "auto", "ipc", "nccl is not possible: rank 1 has no NCCL (not found)"},
-		{infosOf("a0", "b1", "b1"), "auto", "staged", "ipc is not possible: ranks 0 and 1 are on different machines (node0, node1)"},
-		{oneProcess(infosOf("a0", "b0")), "auto", "ipc", "ipc: ranks 0 and 1 are threads of one process, in which nccl may hang"},
+		{infosOf("a0", "b1", "b1"), "auto", "staged",
+			"ipc is not possible: ranks 0 and 1 are on different machines (node0, node1)"},
+		{oneProcess(infosOf("a0", "b0")), "auto", "ipc",
+			"ipc: ranks 0 and 1 are threads of one process, in which nccl may hang"},
 		{oneProcess(infosOf("a0", "b0!")), "auto", "ipc", "nccl is not possible: rank 1 has no NCCL"},
-		{oneProcess(infosOf("a0", "b1")), "auto", "staged", "may hang while a rank allocates GPU memory; ipc is not possible: ranks 0 and 1"},
-		{oneProcess(infosOf("a0", "b0")), "nccl", "nccl", `device.comm = "nccl"; warning: ranks 0 and 1 are threads of one process`},
+		{oneProcess(infosOf("a0", "b1")), "auto", "staged",
+			"may hang while a rank allocates GPU memory; ipc is not possible: ranks 0 and 1"},
+		{oneProcess(infosOf("a0", "b0")), "nccl", "nccl",
+			`device.comm = "nccl"; warning: ranks 0 and 1 are threads of one process`},
 		{infosOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
 		{infosOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
 		{infosOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},
-		{infosOf("a0", "b0"), "local", "", `device.comm = "local": the ranks of this job use "mpi"; set device.comm = "auto"`},
-		{infosOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a; set device.comm to "ipc"`},
+		{infosOf("a0", "b0"), "local", "",
+			`device.comm = "local": the ranks of this job use "mpi"; set device.comm = "auto"`},
+		{infosOf("a0", "b0", "a0"), "nccl", "",
+			`device.comm = "nccl": ranks 0 and 2 share GPU-a; set device.comm to "ipc"`},
 		{infosOf("a0", "b1"), "ipc", "", `device.comm = "ipc": ranks 0 and 1 are on different machines`},
 		{infosOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon" is unknown; use auto, nccl, ipc, mpi or local`},
 		{append(infosOf("a0"), rankInfo{Kind: "cpu"}), "auto", "", "rank 0 uses device cuda, rank 1 uses cpu"},
@@ -79,7 +87,8 @@ func TestChoose(t *testing.T) {
 	for i := range many {
 		many[i] = "a0"
 	}
-	if _, _, err := choose(infosOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the maximum of 64") {
+	if _, _, err := choose(infosOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported ||
+		!strings.Contains(err.Error(), "65 ranks are more than the maximum of 64") {
 		t.Errorf("65 ranks: %v", err)
 	}
 }
@@ -144,7 +153,8 @@ func TestOpenCommShares(t *testing.T) {
 			}
 			info, whole := d.Info(), d.(*cuda.Device).Details().Whole
 			if n := host.Size(); info.Sharing != n || info.Memory != whole/int64(n) {
-				return status.Errorf(status.Internal, "%d ranks: Sharing = %d, Memory = %d of %d bytes", n, info.Sharing, info.Memory, whole)
+				return status.Errorf(status.Internal, "%d ranks: Sharing = %d, Memory = %d of %d bytes", n,
+					info.Sharing, info.Memory, whole)
 			}
 			if err := made.Close(); err != nil {
 				return err

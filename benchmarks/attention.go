@@ -62,7 +62,8 @@ func opened(d device.Device, err error) (device.Device, device.Stream, error) {
 }
 
 // onCPU calls bench for each chosen case, with a CPU device of that many workers.
-func (o *options) onCPU(workers int, cases []shape, bench func(d device.Device, stream device.Stream, s shape) error) error {
+func (o *options) onCPU(workers int, cases []shape,
+	bench func(d device.Device, stream device.Stream, s shape) error) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: workers}))
 	if err != nil {
 		return err
@@ -157,6 +158,7 @@ func attentionTensors(d device.Device, a arena, s shape, dtype tensor.DType) (g 
 	g.Out, g.DQ, g.DK, g.DV = result(s.Heads), result(s.Heads), result(s.KVHeads), result(s.KVHeads)
 	g.LSE = a.alloc(tensor.F32, s.Heads, s.Tokens).Permute(1, 0)
 	g.CuQ, g.CuK, g.Causal, g.Scale = s.documents(), s.documents(), s.Causal, 1/math.Sqrt(float64(s.HeadDim))
-	g.Workspace = a.alloc(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
+	g.Workspace = a.alloc(tensor.U8,
+		max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
 	return g
 }

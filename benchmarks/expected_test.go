@@ -39,7 +39,8 @@ func TestCaseWithoutMemory(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{`"case":"llama8b-64k"`, "llama8b-512k: SKIPPED: memory for activations: ", `"case":"dry-run"`} {
+	for _, want := range []string{`"case":"llama8b-64k"`, "llama8b-512k: SKIPPED: memory for activations: ",
+		`"case":"dry-run"`} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

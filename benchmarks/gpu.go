@@ -25,7 +25,8 @@ func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
 		return nil, nil, err
 	}
 	if rank == 0 {
-		emit("device", []float64{1}, "gib", float64(d.Info().Memory)/1.073741824, map[string]any{"name": d.Info().Name, "kernels": d.Info().Kernels})
+		emit("device", []float64{1}, "gib", float64(d.Info().Memory)/1.073741824,
+			map[string]any{"name": d.Info().Name, "kernels": d.Info().Kernels})
 	}
 	return d, s, nil
 }
@@ -134,7 +135,8 @@ func (o *options) roofs(d device.Device, s device.Stream) error {
 		work
 		f func() error
 	}{{"copy", work{bytes: float64(bytesOf(from, to))}, func() error { return d.Copy(s, to, from) }},
-		{"product", work{flops: 2 * float64(n*n*n)}, func() error { return d.Gemm(s, &device.Gemm{A: a, B: b.Permute(1, 0), C: c}) }}} {
+		{"product", work{flops: 2 * float64(n*n*n)},
+			func() error { return d.Gemm(s, &device.Gemm{A: a, B: b.Permute(1, 0), C: c}) }}} {
 		times, err := o.steady(s, r.f)
 		if err != nil {
 			return err
@@ -171,8 +173,9 @@ func (o *options) gpuAttention(cases []shape) error {
 			if d.Info().TokenMajor {
 				take = func(heads int64) tensor.Tensor { return a.alloc(o.compute, s.Tokens, heads, s.HeadDim) }
 			}
-			g = device.AttentionGrad{Attention: device.Attention{Q: take(s.Heads), K: take(s.KVHeads), V: take(s.KVHeads), Out: take(s.Heads),
-				LSE: a.alloc(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), KVHead: s.KVHead, Causal: s.Causal,
+			g = device.AttentionGrad{Attention: device.Attention{Q: take(s.Heads), K: take(s.KVHeads),
+				V: take(s.KVHeads), Out: take(s.Heads), LSE: a.alloc(tensor.F32, s.Heads, s.Tokens).Permute(1, 0),
+				CuQ: s.documents(), CuK: s.documents(), KVHead: s.KVHead, Causal: s.Causal,
 				Scale: 1 / math.Sqrt(float64(s.HeadDim))},
 				DOut: take(s.Heads), DQ: take(s.Heads), DK: take(s.KVHeads), DV: take(s.KVHeads)}
 			s.mask(a, &g)
@@ -207,7 +210,8 @@ func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, 
 		run func() error
 	}{
 		{"forward", work{flops, in}, func() error { return d.AttentionForward(stream, &g.Attention) }},
-		{"backward", work{2.5 * flops, in + float64(bytesOf(g.DOut, g.DQ, g.DK, g.DV))}, func() error { return d.AttentionBackward(stream, g) }},
+		{"backward", work{2.5 * flops, in + float64(bytesOf(g.DOut, g.DQ, g.DK, g.DV))},
+			func() error { return d.AttentionBackward(stream, g) }},
 	} {
 		times, err := o.steady(stream, pass.run)
 		if err != nil {

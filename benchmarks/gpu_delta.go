@@ -63,13 +63,16 @@ func (x *deltaBench) allocate(a arena) {
 	x.all, x.mixed = a.alloc(kind, t, channels), a.alloc(kind, t, channels)
 	x.conv, x.w = a.alloc(kind, channels, convWidth), a.alloc(kind, x.HeadDim)
 	x.a, x.b, x.perHead = a.alloc(kind, t, x.Heads), a.alloc(kind, t, x.Heads), a.alloc(tensor.F32, x.Heads)
-	x.rstd, x.dconv, x.dw = a.alloc(tensor.F32, t*x.Heads), a.alloc(tensor.F32, channels, convWidth), a.alloc(tensor.F32, x.HeadDim)
+	x.rstd, x.dconv, x.dw = a.alloc(tensor.F32, t*x.Heads), a.alloc(tensor.F32, channels, convWidth),
+		a.alloc(tensor.F32, x.HeadDim)
 	x.dPerHead = a.alloc(tensor.F32, x.Heads)
 	heads := func(of tensor.Tensor, lo, n int64) tensor.Tensor { return of.Slice(1, lo, lo+n*x.HeadDim).Split(1, n) }
 	g.Q, g.K, g.V = heads(x.mixed, 0, x.KVHeads), heads(x.mixed, keys, x.KVHeads), heads(x.mixed, 2*keys, x.Heads)
 	g.Out, g.DOut = a.alloc(kind, t, x.Heads, x.HeadDim), a.alloc(kind, t, x.Heads, x.HeadDim)
-	g.DQ, g.DK, g.DV = a.alloc(kind, t, x.KVHeads, x.HeadDim), a.alloc(kind, t, x.KVHeads, x.HeadDim), a.alloc(kind, t, x.Heads, x.HeadDim)
-	g.G, g.Beta, g.DG, g.DBeta = a.alloc(tensor.F32, t, x.Heads), a.alloc(tensor.F32, t, x.Heads), a.alloc(tensor.F32, t, x.Heads), a.alloc(tensor.F32, t, x.Heads)
+	g.DQ, g.DK, g.DV = a.alloc(kind, t, x.KVHeads, x.HeadDim), a.alloc(kind, t, x.KVHeads, x.HeadDim),
+		a.alloc(kind, t, x.Heads, x.HeadDim)
+	g.G, g.Beta, g.DG, g.DBeta = a.alloc(tensor.F32, t, x.Heads), a.alloc(tensor.F32, t, x.Heads),
+		a.alloc(tensor.F32, t, x.Heads), a.alloc(tensor.F32, t, x.Heads)
 	g.Cu, g.L2Norm, g.Scale = x.documents(), true, 1/math.Sqrt(float64(x.HeadDim))
 	sizes := x.d.GatedDeltaSizes(&g.GatedDelta)
 	g.Saved, g.Workspace = a.alloc(tensor.U8, sizes.Saved), a.alloc(tensor.U8, max(sizes.Forward, sizes.Backward))
@@ -100,7 +103,8 @@ func (x *deltaBench) rule() error {
 		f func() error
 	}{
 		{"forward", work{forward, in}, func() error { return x.d.GatedDeltaForward(x.s, &x.grad.GatedDelta) }},
-		{"backward", work{backward, in + float64(bytesOf(g.DQ, g.DK, g.DV, g.DG, g.DBeta))}, func() error { return x.d.GatedDeltaBackward(x.s, &x.grad) }},
+		{"backward", work{backward, in + float64(bytesOf(g.DQ, g.DK, g.DV, g.DG, g.DBeta))},
+			func() error { return x.d.GatedDeltaBackward(x.s, &x.grad) }},
 	} {
 		times, err := x.o.steady(x.s, pass.f)
 		if err != nil {
@@ -117,17 +121,20 @@ func (x *deltaBench) others() error {
 	conv := device.Conv1d{X: x.all, Y: x.mixed, W: x.conv, Cu: x.documents()}
 	convBack := device.Conv1dGrad{Conv1d: conv, DY: x.mixed, DX: x.mixed, DW: x.dconv}
 	norm := device.GatedRMSNorm{X: g.Out, Gate: g.DOut, Y: g.Out, W: x.w, RStd: x.rstd, Eps: 1e-6}
-	normBack := device.GatedRMSNormGrad{X: g.Out, Gate: g.DOut, W: x.w, RStd: x.rstd, DY: g.DV, DX: g.DV, DGate: g.DOut, DW: x.dw}
+	normBack := device.GatedRMSNormGrad{X: g.Out, Gate: g.DOut, W: x.w, RStd: x.rstd, DY: g.DV, DX: g.DV, DGate: g.DOut,
+		DW: x.dw}
 	gate := device.SigmoidGate{X: g.Out, Gate: g.DOut, Y: g.Out}
 	gateBack := device.SigmoidGateGrad{X: g.Out, Gate: g.DOut, DY: g.DV, DX: g.DV, DGate: g.DOut}
-	gatesBack := device.DeltaGatesGrad{A: x.a, B: x.b, ALog: x.perHead, DtBias: x.perHead, DG: g.DG, DBeta: g.DBeta, DA: x.a, DB: x.b, DALog: x.dPerHead, DDtBias: x.dPerHead}
+	gatesBack := device.DeltaGatesGrad{A: x.a, B: x.b, ALog: x.perHead, DtBias: x.perHead, DG: g.DG, DBeta: g.DBeta,
+		DA: x.a, DB: x.b, DALog: x.dPerHead, DDtBias: x.dPerHead}
 	small := bytesOf(x.a, x.b, g.G, g.Beta)
 	return x.o.memory(s, []memoryOp{
 		{"copy", bytesOf(x.all, x.mixed), func() error { return d.Copy(s, flat(x.mixed), flat(x.all)) }},
 		{"conv1d", bytesOf(x.all, x.mixed), func() error { return d.Conv1dForward(s, &conv) }},
 		{"conv1d backward", bytesOf(x.all, x.mixed, x.mixed), func() error { return d.Conv1dBackward(s, &convBack) }},
 		{"delta gates", small, func() error { return d.DeltaGatesForward(s, x.gates()) }},
-		{"delta gates backward", bytesOf(x.a, x.b) + small, func() error { return d.DeltaGatesBackward(s, &gatesBack) }},
+		{"delta gates backward", bytesOf(x.a, x.b) + small,
+			func() error { return d.DeltaGatesBackward(s, &gatesBack) }},
 		{"gated norm", 3 * bytesOf(g.Out), func() error { return d.GatedRMSNormForward(s, &norm) }},
 		{"gated norm backward", 5 * bytesOf(g.Out), func() error { return d.GatedRMSNormBackward(s, &normBack) }},
 		{"sigmoid gate", 3 * bytesOf(g.Out), func() error { return d.SigmoidGateForward(s, &gate) }},

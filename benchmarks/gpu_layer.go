@@ -34,19 +34,24 @@ func (l *layered) close() {
 // config describes a Llama model or, if the shape is of linear attention, a model of Qwen3.5's kind
 // in which all layers have linear attention.
 func (s shape) config(layers int64) (*model.Config, error) {
-	c := map[string]any{"model_type": "llama", "vocab_size": max(256, s.Vocab), "hidden_size": s.Hidden, "intermediate_size": s.FFN,
-		"num_hidden_layers": layers, "num_attention_heads": s.Heads, "num_key_value_heads": s.KVHeads, "head_dim": s.HeadDim,
+	c := map[string]any{"model_type": "llama", "vocab_size": max(256, s.Vocab), "hidden_size": s.Hidden,
+		"intermediate_size": s.FFN,
+		"num_hidden_layers": layers, "num_attention_heads": s.Heads, "num_key_value_heads": s.KVHeads,
+		"head_dim":                s.HeadDim,
 		"max_position_embeddings": s.Tokens, "rope_theta": 5e5}
 	if s.Linear {
-		maps.Copy(c, map[string]any{"model_type": "qwen3_5_text", "full_attention_interval": layers + 1, "partial_rotary_factor": 0.25,
-			"linear_num_key_heads": s.KVHeads, "linear_num_value_heads": s.Heads, "linear_key_head_dim": s.HeadDim, "linear_value_head_dim": s.HeadDim,
+		maps.Copy(c, map[string]any{"model_type": "qwen3_5_text", "full_attention_interval": layers + 1,
+			"partial_rotary_factor": 0.25,
+			"linear_num_key_heads":  s.KVHeads, "linear_num_value_heads": s.Heads, "linear_key_head_dim": s.HeadDim,
+			"linear_value_head_dim":  s.HeadDim,
 			"linear_conv_kernel_dim": convWidth})
 	}
 	return model.ConfigFromMap(c)
 }
 
 // layered makes a model for a sequence of s.Tokens tokens over the ranks of c.
-func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s shape, layers int64) (_ *layered, err error) {
+func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s shape, layers int64) (_ *layered,
+	err error) {
 	l := &layered{}
 	defer func() {
 		if err != nil {
@@ -79,7 +84,8 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 		for _, g := range l.Groups() {
 			g.Bind(a.alloc(o.compute, g.Numel()), tensor.Tensor{}, a.alloc(tensor.F32, g.Numel()))
 		}
-		l.b.IDs, l.b.Targets, l.b.Positions = a.alloc(tensor.I32, rows), a.alloc(tensor.I32, rows), a.alloc(tensor.I32, rows)
+		l.b.IDs, l.b.Targets, l.b.Positions = a.alloc(tensor.I32, rows), a.alloc(tensor.I32, rows),
+			a.alloc(tensor.I32, rows)
 	})
 	if err != nil {
 		return nil, err
@@ -107,7 +113,8 @@ func (l *layered) fillBatch(d device.Device, stream device.Stream, lo, hi int64)
 	for _, x := range []struct {
 		t tensor.Tensor
 		f func(i int64) int32
-	}{{l.b.IDs, func(i int64) int32 { return int32(i * 2654435761 >> 7 & 255) }}, {l.b.Targets, func(i int64) int32 { return int32(i & 255) }},
+	}{{l.b.IDs, func(i int64) int32 { return int32(i * 2654435761 >> 7 & 255) }},
+		{l.b.Targets, func(i int64) int32 { return int32(i & 255) }},
 		{l.b.Positions, func(i int64) int32 { return int32(i) }}} {
 		for i := range host {
 			host[i] = x.f(lo + int64(i))
@@ -227,8 +234,10 @@ func (o *options) timeLayer(l *layered, s shape, transport string) error {
 	}
 	warm := len(halves[0]) - len(both)
 	halves[0], halves[1], halves[2] = halves[0][warm:], halves[1][warm:], both
-	more := map[string]any{"activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(), "comm": transport}
-	flops := l.cfg.Flops(s.Tokens, float64(s.Tokens)*float64(s.Tokens)/2) - 6*float64(s.Tokens)*float64(l.cfg.VocabSize*l.cfg.HiddenSize)
+	more := map[string]any{"activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(),
+		"comm": transport}
+	flops := l.cfg.Flops(s.Tokens,
+		float64(s.Tokens)*float64(s.Tokens)/2) - 6*float64(s.Tokens)*float64(l.cfg.VocabSize*l.cfg.HiddenSize)
 	for h, op := range []string{"forward", "backward", "forward+backward"} {
 		if err := slowest(o.world, halves[h]); err != nil {
 			return err
@@ -263,7 +272,8 @@ func gpuLoss(o *options) error {
 			return l.weights.took[0], err
 		})
 		if err == nil {
-			o.row(s.Name, "forward+backward", times, work{flops: 6 * float64(s.Tokens) * float64(s.Hidden*s.Vocab)}, nil)
+			o.row(s.Name, "forward+backward", times, work{flops: 6 * float64(s.Tokens) * float64(s.Hidden*s.Vocab)},
+				nil)
 		}
 		return err
 	})
@@ -278,7 +288,8 @@ func gpuHost(o *options) error {
 	}
 	defer d.Close()
 	const layers = 8
-	l, err := o.layered(d, stream, comm.Local(1)[0], shape{Tokens: 64, Hidden: 256, FFN: 512, HeadDim: 64, Heads: 4, KVHeads: 2}, layers)
+	l, err := o.layered(d, stream, comm.Local(1)[0],
+		shape{Tokens: 64, Hidden: 256, FFN: 512, HeadDim: 64, Heads: 4, KVHeads: 2}, layers)
 	if err != nil {
 		return err
 	}

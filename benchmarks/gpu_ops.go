@@ -80,7 +80,8 @@ func (x *opBench) allocate(a arena) {
 	if x.d.Info().LogitsBF16 {
 		logits = kind
 	}
-	x.logits, x.nll, x.dlogits, x.want = a.alloc(logits, rows, 32*h), a.alloc(tensor.F32, rows), a.alloc(kind, rows, 32*h), a.alloc(tensor.I32, rows)
+	x.logits, x.nll, x.dlogits, x.want = a.alloc(logits, rows, 32*h), a.alloc(tensor.F32, rows),
+		a.alloc(kind, rows, 32*h), a.alloc(tensor.I32, rows)
 	n := f * h * 2
 	for i := range x.state {
 		x.state[i] = a.alloc(tensor.F32, n)
@@ -122,7 +123,8 @@ func (x *opBench) run() error {
 	embed := device.Embedding{Table: x.table, IDs: x.ids, Y: x.c}
 	embedBack := device.EmbeddingGrad{IDs: x.ids, DY: x.c, DTable: x.dtable}
 	loss := device.CrossEntropy{Logits: x.logits, Targets: x.want, NLL: x.nll, DLogits: x.dlogits, GradScale: 1}
-	adamw := device.AdamW{W: x.state[0], G: x.state[1], M: x.state[2], V: x.state[3], Low: x.low, LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, GradScale: 1, Step: 1}
+	adamw := device.AdamW{W: x.state[0], G: x.state[1], M: x.state[2], V: x.state[3], Low: x.low, LR: 1e-4, Beta1: 0.9,
+		Beta2: 0.95, Eps: 1e-8, GradScale: 1, Step: 1}
 	if x.o.compute == tensor.F32 {
 		adamw.Low = tensor.Tensor{}
 	}
@@ -130,7 +132,8 @@ func (x *opBench) run() error {
 	flat := tensor.Of(x.hidden.Data, x.hidden.DType, 2*half)
 	flat.Where = x.hidden.Where
 	err := x.o.memory(s, []memoryOp{
-		{"copy", bytesOf(x.hidden), func() error { return d.Copy(s, flat.Slice(0, 0, half), flat.Slice(0, half, 2*half)) }},
+		{"copy", bytesOf(x.hidden),
+			func() error { return d.Copy(s, flat.Slice(0, 0, half), flat.Slice(0, half, 2*half)) }},
 		{"copy of heads", 2 * bytesOf(q), func() error { return d.Copy(s, x.c, q) }},
 		{"add", 3 * bytesOf(x.a), func() error { return d.Add(s, x.c, x.a, x.b) }},
 		{"norm", 2 * bytesOf(x.a), func() error { return d.RMSNormForward(s, &norm) }},
@@ -140,11 +143,13 @@ func (x *opBench) run() error {
 		{"swiglu", bytesOf(x.hidden, x.wide), func() error { return d.SwiGLUForward(s, &glu) }},
 		{"swiglu backward", 2 * bytesOf(x.hidden, x.wide), func() error { return d.SwiGLUBackward(s, &gluBack) }},
 		{"embedding", 2 * bytesOf(x.c), func() error { return d.EmbeddingForward(s, &embed) }},
-		{"embedding backward", bytesOf(x.c) + 2*min(bytesOf(x.dtable), 4*x.c.Numel()), func() error { return d.EmbeddingBackward(s, &embedBack) }},
+		{"embedding backward", bytesOf(x.c) + 2*min(bytesOf(x.dtable), 4*x.c.Numel()),
+			func() error { return d.EmbeddingBackward(s, &embedBack) }},
 		{"cross-entropy", bytesOf(x.logits, x.dlogits), func() error { return d.CrossEntropy(s, &loss) }},
 		{"fill", bytesOf(x.grad), func() error { return d.Fill(s, x.grad, 0) }},
 		{"sum of squares", bytesOf(x.state[1]), func() error { return d.SumSquares(s, x.sum, x.state[1]) }},
-		{"adamw", 2*bytesOf(x.state[0], x.state[2], x.state[3]) + bytesOf(x.state[1], adamw.Low), func() error { return d.AdamW(s, &adamw) }},
+		{"adamw", 2*bytesOf(x.state[0], x.state[2], x.state[3]) + bytesOf(x.state[1], adamw.Low),
+			func() error { return d.AdamW(s, &adamw) }},
 	})
 	if err != nil {
 		return err
@@ -184,13 +189,15 @@ func (x *opBench) products() error {
 		name    string
 		in, out int64
 		x, y    tensor.Tensor
-	}{{"qkv", h, x.all.Shape[1], x.a, x.all}, {"out", x.Heads * x.HeadDim, h, x.a, x.b}, {"gate and up", h, 2 * x.FFN, x.a, x.hidden}, {"down", x.FFN, h, x.wide, x.a}} {
+	}{{"qkv", h, x.all.Shape[1], x.a, x.all}, {"out", x.Heads * x.HeadDim, h, x.a, x.b},
+		{"gate and up", h, 2 * x.FFN, x.a, x.hidden}, {"down", x.FFN, h, x.wide, x.a}} {
 		in, out := matrix(p.x, x.Tokens, p.in), matrix(p.y, x.Tokens, p.out)
 		w, dw := matrix(x.up, p.out, p.in), matrix(x.grad, p.out, p.in)
 		for _, g := range []struct {
 			name string
 			device.Gemm
-		}{{"forward", device.Gemm{A: in, B: w.Permute(1, 0), C: out}}, {"to the input", device.Gemm{A: out, B: w, C: in}},
+		}{{"forward", device.Gemm{A: in, B: w.Permute(1, 0), C: out}},
+			{"to the input", device.Gemm{A: out, B: w, C: in}},
 			{"to the weights", device.Gemm{A: out.Permute(1, 0), B: in, C: dw, Accumulate: true}}} {
 			// new values, because results of one product are operands of the next and grow
 			for _, t := range []tensor.Tensor{in, out, w} {
@@ -202,7 +209,8 @@ func (x *opBench) products() error {
 			if err != nil {
 				return err
 			}
-			x.o.row(p.name+" "+g.name, "product", times, work{2 * float64(x.Tokens) * float64(p.in*p.out), float64(bytesOf(g.A, g.B, g.C))}, nil)
+			x.o.row(p.name+" "+g.name, "product", times,
+				work{2 * float64(x.Tokens) * float64(p.in*p.out), float64(bytesOf(g.A, g.B, g.C))}, nil)
 		}
 	}
 	return nil

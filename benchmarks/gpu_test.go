@@ -11,8 +11,10 @@ import (
 // A suite without a case that --cases selects runs nothing and succeeds, because gpu.py passes the
 // same --cases to all suites.
 func TestGPUSuitesWithoutCases(t *testing.T) {
-	for _, suite := range []string{"gpu_attention", "gpu_masks", "gpu_wgmma", "gpu_layer", "gpu_ops", "gpu_delta", "gpu_loss", "gpu_hybrid"} {
-		if err := run([]string{suite, "--device", "cpu", "--cases", "no such case", "--repeat", "1", "--warm", "1ns"}); err != nil {
+	for _, suite := range []string{"gpu_attention", "gpu_masks", "gpu_wgmma", "gpu_layer", "gpu_ops", "gpu_delta",
+		"gpu_loss", "gpu_hybrid"} {
+		if err := run([]string{suite, "--device", "cpu", "--cases", "no such case", "--repeat", "1", "--warm",
+			"1ns"}); err != nil {
 			t.Errorf("%s: %v", suite, err)
 		}
 	}
@@ -39,7 +41,8 @@ func TestGPUSuites(t *testing.T) {
 		stdout := os.Stdout
 		os.Stdout = write
 		ranks := map[bool]string{true: "2", false: "1"}[suite == "gpu_layer"]
-		err = run([]string{suite, "--device", "cpu", "--cases", "dry-run", "--repeat", "2", "--warm", "1ns", "--ranks", ranks})
+		err = run([]string{suite, "--device", "cpu", "--cases", "dry-run", "--repeat", "2", "--warm", "1ns",
+			"--ranks", ranks})
 		os.Stdout = stdout
 		write.Close()
 		text, _ := io.ReadAll(read)

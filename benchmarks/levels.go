@@ -44,7 +44,8 @@ func levels(o *options) error {
 			rows[j] = block
 		}
 		src, dst := make([]float32, bytes/4), make([]float32, bytes/4)
-		x, y := tensor.Of(tensor.OfFloat32(src, bytes/4).Data, tensor.U8, bytes), tensor.Of(tensor.OfFloat32(dst, bytes/4).Data, tensor.U8, bytes)
+		x, y := tensor.Of(tensor.OfFloat32(src, bytes/4).Data, tensor.U8, bytes),
+			tensor.Of(tensor.OfFloat32(dst, bytes/4).Data, tensor.U8, bytes)
 		direct, twice := model.AllToAllSeconds(nodes, size/nodes, bytes)
 		traffic, err := comm.TwoLevelTraffic(c.Rank(), nodeOf, equal)
 		if err != nil {
@@ -56,7 +57,8 @@ func levels(o *options) error {
 			model float64
 			sent  comm.Traffic
 		}{{"direct", c, direct, comm.DirectTraffic(c.Rank(), nodeOf, equal)}, {"two levels", two, twice, traffic}} {
-			times, err := measure(o.repeat, func() { _ = c.Barrier() }, func() error { return way.c.AllToAll(nil, y, x, rows, rows) })
+			times, err := measure(o.repeat, func() { _ = c.Barrier() },
+				func() error { return way.c.AllToAll(nil, y, x, rows, rows) })
 			if err != nil {
 				return err
 			}
@@ -66,7 +68,8 @@ func levels(o *options) error {
 			if c.Rank() != 0 {
 				continue
 			}
-			more := map[string]any{"bytes": bytes, "ranks": size, "nodes": nodes, "between_messages": way.sent.BetweenMessages, "between_bytes": way.sent.BetweenBytes,
+			more := map[string]any{"bytes": bytes, "ranks": size, "nodes": nodes,
+				"between_messages": way.sent.BetweenMessages, "between_bytes": way.sent.BetweenBytes,
 				"inside_bytes": way.sent.InsideBytes}
 			if o.nodes > 1 {
 				more["model_s"] = way.model

@@ -101,10 +101,14 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "layer_overlap": layerOverlap, "levels": levels,
-		"gpu_attention": gpuAttention, "gpu_masks": gpuMasks, "gpu_wgmma": gpuWgmma, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss, "gpu_hybrid": gpuHybrid}
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm,
+		"gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap,
+		"layer_overlap": layerOverlap, "levels": levels,
+		"gpu_attention": gpuAttention, "gpu_masks": gpuMasks, "gpu_wgmma": gpuWgmma, "gpu_layer": gpuLayer,
+		"gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss, "gpu_hybrid": gpuHybrid}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
+		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]",
+			strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
 	}
 	o := &options{}
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -115,14 +119,18 @@ func run(args []string) error {
 	f.StringVar(&o.comm, "comm", "auto", "transport between the GPUs of ranks: auto, nccl, ipc, mpi or local")
 	f.DurationVar(&o.warm, "warm", time.Second/2, "time that a case of the gpu suites runs before it is timed")
 	f.DurationVar(&o.longest, "longest", 0, "time that the calls of a case of the gpu suites may take; 0 = no limit")
-	dtype := f.String("dtype", "", "compute type: f32 or bf16; the default is bf16 in the gpu suites, f32 in the others")
+	dtype := f.String("dtype", "",
+		"compute type: f32 or bf16; the default is bf16 in the gpu suites, f32 in the others")
 	f.StringVar(&o.words, "cases", "", "run only cases whose name contains one of these words, separated by commas")
-	f.IntVar(&o.nodes, "nodes", 1, "virtual nodes of the goroutine ranks; the flags of the links are for messages between nodes")
+	f.IntVar(&o.nodes, "nodes", 1,
+		"virtual nodes of the goroutine ranks; the flags of the links are for messages between nodes")
 	f.DurationVar(&o.links.Latency, "link-latency", 0, "latency of a message between goroutine ranks")
-	f.DurationVar(&o.links.Overhead, "link-overhead", 0, "time for which a message occupies the link in addition to its bytes")
+	f.DurationVar(&o.links.Overhead, "link-overhead", 0,
+		"time for which a message occupies the link in addition to its bytes")
 	f.Float64Var(&o.links.Bandwidth, "link-bandwidth", 0, "bytes a second that a goroutine rank sends")
 	f.Int64Var(&o.ring, "ring", 1, "groups of ranks in the ring of the suite ulysses")
-	f.BoolVar(&o.expected, "expected", false, "call each operation of the gpu suites once and print its bytes and FLOP; all times are 0")
+	f.BoolVar(&o.expected, "expected", false,
+		"call each operation of the gpu suites once and print its bytes and FLOP; all times are 0")
 	f.BoolVar(&o.forward, "forward", false, "time the forward pass of attention separately as well")
 	if err := f.Parse(args[1:]); err != nil {
 		return status.Errorf(status.InvalidArgument, "%w", err)
@@ -142,7 +150,8 @@ func run(args []string) error {
 		return err
 	}
 	bench := benches[args[0]]
-	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "layer_overlap", "levels", "gpu_layer", "gpu_hybrid"}, args[0]) {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "layer_overlap", "levels", "gpu_layer",
+		"gpu_hybrid"}, args[0]) {
 		return bench(o)
 	}
 	onRank := func(c comm.Comm) (err error) {
@@ -170,7 +179,8 @@ func (o *options) chosen(all []shape) []shape {
 		if o.words == "" {
 			return s.Name == "dry-run"
 		}
-		return !slices.ContainsFunc(strings.Split(o.words, ","), func(w string) bool { return strings.Contains(s.Name, w) })
+		return !slices.ContainsFunc(strings.Split(o.words, ","),
+			func(w string) bool { return strings.Contains(s.Name, w) })
 	})
 }
 
@@ -219,7 +229,8 @@ func seconds(f func() error) (float64, error) {
 // fields.
 func emit(name string, times []float64, rate string, work float64, more map[string]any) {
 	times = slices.Sorted(slices.Values(times))
-	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": times[len(times)/2], "repeat": len(times)}
+	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": times[len(times)/2],
+		"repeat": len(times)}
 	if times[0] > 0 {
 		line[rate] = work / times[0] / 1e9
 	}

@@ -15,7 +15,8 @@ func masks(o *options) error {
 		free, err := build(d, func(a arena) {
 			g = attentionTensors(d, a, s, o.compute)
 			s.mask(a, &g)
-			g.Workspace = a.alloc(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
+			g.Workspace = a.alloc(tensor.U8,
+				max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
 		})
 		if err != nil {
 			return err
@@ -30,7 +31,8 @@ func masks(o *options) error {
 			op   string
 			call func() error
 			work float64
-		}{{"forward", forward, 1}, {"forward+backward", inOrder(forward, func() error { return d.AttentionBackward(stream, &g) }), 3.5}} {
+		}{{"forward", forward, 1},
+			{"forward+backward", inOrder(forward, func() error { return d.AttentionBackward(stream, &g) }), 3.5}} {
 			times, err := measure(o.repeat, nil, x.call)
 			if err != nil {
 				return err

@@ -27,7 +27,8 @@ func (o *options) slowed(c comm.Comm) (comm.Comm, error) {
 // inside returns the links inside a virtual node: a tenth of the latency and overhead between
 // nodes, and ten times the bandwidth.
 func (o *options) inside() slowlinks.Links {
-	return slowlinks.Links{Latency: o.links.Latency / 10, Overhead: o.links.Overhead / 10, Bandwidth: 10 * o.links.Bandwidth}
+	return slowlinks.Links{Latency: o.links.Latency / 10, Overhead: o.links.Overhead / 10,
+		Bandwidth: 10 * o.links.Bandwidth}
 }
 
 // overlap times matrix products and an all-to-all: each alone, one after the other, and with the
@@ -47,7 +48,8 @@ func overlap(o *options) error {
 		block := bytes / 4 / size
 		var a, b, c, src, dst tensor.Tensor
 		free, err := build(d, func(m arena) {
-			a, b, c = m.random(tensor.F32, side, side), m.random(tensor.F32, side, side), m.alloc(tensor.F32, side, side)
+			a, b, c = m.random(tensor.F32, side, side), m.random(tensor.F32, side, side),
+				m.alloc(tensor.F32, side, side)
 			src, dst = m.random(tensor.F32, block*size), m.alloc(tensor.F32, block*size)
 		})
 		if err != nil {
@@ -69,13 +71,14 @@ func overlap(o *options) error {
 		for _, way := range []struct {
 			name string
 			run  func() error
-		}{{"computation", compute}, {"communication", move}, {"in turn", inOrder(move, compute)}, {"overlapped", func() error {
-			r, err := o.world.AllToAllStart(stream, dst, src, rows, rows)
-			if err != nil {
-				return err
-			}
-			return inOrder(compute, r.Wait)()
-		}}} {
+		}{{"computation", compute}, {"communication", move}, {"in turn", inOrder(move, compute)},
+			{"overlapped", func() error {
+				r, err := o.world.AllToAllStart(stream, dst, src, rows, rows)
+				if err != nil {
+					return err
+				}
+				return inOrder(compute, r.Wait)()
+			}}} {
 			if err := o.overlapWay(way.name, bytes, way.run); err != nil {
 				return err
 			}
@@ -95,8 +98,9 @@ func (o *options) overlapWay(name string, bytes int64, run func() error) error {
 		return err
 	}
 	if o.world.Rank() == 0 {
-		emit(name, times, "GB/s", float64(bytes), map[string]any{"bytes": bytes, "ranks": o.world.Size(), "threads": o.threads,
-			"latency_s": o.links.Latency.Seconds(), "bandwidth": o.links.Bandwidth})
+		emit(name, times, "GB/s", float64(bytes),
+			map[string]any{"bytes": bytes, "ranks": o.world.Size(), "threads": o.threads,
+				"latency_s": o.links.Latency.Seconds(), "bandwidth": o.links.Bandwidth})
 	}
 	return nil
 }
@@ -136,8 +140,9 @@ func layerOverlap(o *options) error {
 			return err
 		}
 		if o.world.Rank() == 0 {
-			emit(names[i], each, "tokens/ns", float64(s.Tokens), map[string]any{"ranks": o.world.Size(), "threads": o.threads,
-				"latency_s": o.links.Latency.Seconds(), "bandwidth": o.links.Bandwidth})
+			emit(names[i], each, "tokens/ns", float64(s.Tokens),
+				map[string]any{"ranks": o.world.Size(), "threads": o.threads,
+					"latency_s": o.links.Latency.Seconds(), "bandwidth": o.links.Bandwidth})
 		}
 	}
 	return nil
@@ -146,10 +151,14 @@ func layerOverlap(o *options) error {
 // checkLinks returns an error unless both flags of the links are given, or none.
 func (o *options) checkLinks() error {
 	if o.nodes < 1 || o.ranks%o.nodes != 0 || o.nodes > 1 && o.links.Bandwidth <= 0 {
-		return status.Errorf(status.InvalidArgument, "--nodes %d with --ranks %d: give a divisor of the ranks, and with several nodes --link-latency and --link-bandwidth", o.nodes, o.ranks)
+		return status.Errorf(status.InvalidArgument,
+			"--nodes %d with --ranks %d: give a divisor of the ranks, and with several nodes --link-latency and --link-bandwidth",
+			o.nodes, o.ranks)
 	}
 	if (o.links.Bandwidth > 0) != (o.links.Latency > 0) || o.links.Bandwidth < 0 || o.links.Latency < 0 {
-		return status.Errorf(status.InvalidArgument, "--link-latency %v and --link-bandwidth %v: give both, above 0, or none", o.links.Latency, o.links.Bandwidth)
+		return status.Errorf(status.InvalidArgument,
+			"--link-latency %v and --link-bandwidth %v: give both, above 0, or none", o.links.Latency,
+			o.links.Bandwidth)
 	}
 	return nil
 }

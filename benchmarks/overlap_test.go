@@ -25,7 +25,8 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("no line of %q in:\n%s", way, text)
 		}
 	}
-	for _, flags := range [][]string{{"--link-latency", "10us"}, {"--link-bandwidth", "1e9"}, {"--link-bandwidth", "-1", "--link-latency", "1us"}} {
+	for _, flags := range [][]string{{"--link-latency", "10us"}, {"--link-bandwidth", "1e9"},
+		{"--link-bandwidth", "-1", "--link-latency", "1us"}} {
 		if err := run(append([]string{"overlap"}, flags...)); status.Of(err) != status.InvalidArgument {
 			t.Errorf("%v: %v", flags, err)
 		}
@@ -53,13 +54,16 @@ func printed(t *testing.T, args ...string) string {
 
 // The suite levels runs on virtual nodes and prints both ways, with the time of the model.
 func TestLevels(t *testing.T) {
-	text := printed(t, "levels", "--ranks", "4", "--nodes", "2", "--cases", "65536", "--repeat", "2", "--link-latency", "10us", "--link-bandwidth", "1e9")
-	for _, part := range []string{`"between_messages":2`, `"case":"direct"`, `"between_messages":1`, `"case":"two levels"`} {
+	text := printed(t, "levels", "--ranks", "4", "--nodes", "2", "--cases", "65536", "--repeat", "2", "--link-latency",
+		"10us", "--link-bandwidth", "1e9")
+	for _, part := range []string{`"between_messages":2`, `"case":"direct"`, `"between_messages":1`,
+		`"case":"two levels"`} {
 		if strings.Count(text, part) != 1 {
 			t.Errorf("not one %s in:\n%s", part, text)
 		}
 	}
-	for _, flags := range [][]string{{"--nodes", "3", "--ranks", "4"}, {"--nodes", "2", "--ranks", "4"}, {"--nodes", "0"}} {
+	for _, flags := range [][]string{{"--nodes", "3", "--ranks", "4"}, {"--nodes", "2", "--ranks", "4"},
+		{"--nodes", "0"}} {
 		if err := run(append([]string{"levels"}, flags...)); status.Of(err) != status.InvalidArgument {
 			t.Errorf("%v: %v", flags, err)
 		}

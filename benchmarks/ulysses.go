@@ -14,39 +14,47 @@ import (
 // ulysses times attention over sequence shards, forward and backward together, including the
 // all-to-alls. A time is that of the slowest rank.
 func ulysses(o *options) error {
-	return o.onCPU(max(1, o.threads/o.world.Size()), o.cases.Ulysses, func(d device.Device, stream device.Stream, s shape) error {
-		plan, err := sp.NewPlan(d, o.world, sp.Layer{Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, VDim: s.HeadDim, Causal: s.Causal, Ring: o.ring})
-		if err != nil {
-			return err
-		}
-		batch, err := sp.NewBatch(o.world, sp.BatchSpec{Batch: 1, Seq: s.Tokens, CuSeqlens: s.CuSeqlens, Ring: o.ring, Zigzag: o.ring > 1})
-		if err != nil {
-			return err
-		}
-		var x sp.Args
-		var g sp.Grads
-		free, err := build(d, func(a arena) {
-			n, size := batch.Rows(), plan.Sizes(batch)
-			x.Q, x.K, x.V = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim)
-			g.DOut = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim)
-			f32 := func(heads int64) tensor.Tensor { return a.alloc(tensor.F32, 1, n, heads, s.HeadDim) }
-			x.Out, g.DQ, g.DK, g.DV = f32(s.Heads), f32(s.Heads), f32(s.KVHeads), f32(s.KVHeads)
-			x.Saved, x.Workspace = a.alloc(tensor.U8, size.Saved), a.alloc(tensor.U8, size.Workspace)
+	return o.onCPU(max(1, o.threads/o.world.Size()), o.cases.Ulysses,
+		func(d device.Device, stream device.Stream, s shape) error {
+			plan, err := sp.NewPlan(d, o.world,
+				sp.Layer{Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, VDim: s.HeadDim, Causal: s.Causal,
+					Ring: o.ring})
+			if err != nil {
+				return err
+			}
+			batch, err := sp.NewBatch(o.world,
+				sp.BatchSpec{Batch: 1, Seq: s.Tokens, CuSeqlens: s.CuSeqlens, Ring: o.ring, Zigzag: o.ring > 1})
+			if err != nil {
+				return err
+			}
+			var x sp.Args
+			var g sp.Grads
+			free, err := build(d, func(a arena) {
+				n, size := batch.Rows(), plan.Sizes(batch)
+				x.Q, x.K, x.V = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim),
+					a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim)
+				g.DOut = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim)
+				f32 := func(heads int64) tensor.Tensor { return a.alloc(tensor.F32, 1, n, heads, s.HeadDim) }
+				x.Out, g.DQ, g.DK, g.DV = f32(s.Heads), f32(s.Heads), f32(s.KVHeads), f32(s.KVHeads)
+				x.Saved, x.Workspace = a.alloc(tensor.U8, size.Saved), a.alloc(tensor.U8, size.Workspace)
+			})
+			if err != nil {
+				return err
+			}
+			defer free()
+			times, err := o.passes(func() error { return plan.Forward(stream, batch, &x) },
+				func() error { return plan.Backward(stream, batch, &x, &g) })
+			if err != nil {
+				return err
+			}
+			if o.world.Rank() == 0 {
+				emit(s.Name, times, "gflops", 3.5*s.flops(),
+					map[string]any{"op": "forward+backward", "ranks": o.world.Size(), "ring": o.ring,
+						"threads": o.threads,
+						"comm":    o.world.Kind(), "kernels": d.Info().Kernels})
+			}
+			return nil
 		})
-		if err != nil {
-			return err
-		}
-		defer free()
-		times, err := o.passes(func() error { return plan.Forward(stream, batch, &x) }, func() error { return plan.Backward(stream, batch, &x, &g) })
-		if err != nil {
-			return err
-		}
-		if o.world.Rank() == 0 {
-			emit(s.Name, times, "gflops", 3.5*s.flops(), map[string]any{"op": "forward+backward", "ranks": o.world.Size(), "ring": o.ring, "threads": o.threads,
-				"comm": o.world.Kind(), "kernels": d.Info().Kernels})
-		}
-		return nil
-	})
 }
 
 // passes times forward and backward together on all ranks, which begin at the same time, and
@@ -109,7 +117,8 @@ func allToAll(o *options) error {
 		case bytes <= 4<<20:
 			repeat = 50
 		}
-		times, err := measure(repeat, func() { _ = c.Barrier() }, func() error { return c.AllToAll(stream, dst, src, rows, rows) })
+		times, err := measure(repeat, func() { _ = c.Barrier() },
+			func() error { return c.AllToAll(stream, dst, src, rows, rows) })
 		if err != nil {
 			return err
 		}
@@ -126,7 +135,8 @@ func allToAll(o *options) error {
 			return fmt.Errorf("a2a, %d bytes: rank %d received %d wrong elements", bytes, c.Rank(), wrong)
 		}
 		if c.Rank() == 0 {
-			emit(fmt.Sprint(bytes), times, "GB/s", float64(bytes*size), map[string]any{"ranks": size, "comm": c.Kind(), "wrong": wrong})
+			emit(fmt.Sprint(bytes), times, "GB/s", float64(bytes*size),
+				map[string]any{"ranks": size, "comm": c.Kind(), "wrong": wrong})
 		}
 		free()
 	}

@@ -44,7 +44,8 @@ type agreedValue struct {
 }
 
 func newAgreement(size int) agreement {
-	a := agreement{send: make([]int64, messageWords), recv: make([]int64, messageWords*size), counts: make([]int64, size)}
+	a := agreement{send: make([]int64, messageWords), recv: make([]int64, messageWords*size),
+		counts: make([]int64, size)}
 	for i := range a.counts {
 		a.counts[i] = messageWords
 	}
@@ -84,7 +85,8 @@ func (c *context) agree(err error) error {
 	a.done = true
 	a.send[0], a.send[1] = int64(status.Of(err)), a.hash()
 	recv := tensor.Of(unsafe.Pointer(&a.recv[0]), tensor.I64, int64(len(a.recv)))
-	if failed := c.comm.AllGather(nil, recv, tensor.Of(unsafe.Pointer(&a.send[0]), tensor.I64, messageWords), a.counts); failed != nil {
+	if failed := c.comm.AllGather(nil, recv, tensor.Of(unsafe.Pointer(&a.send[0]), tensor.I64, messageWords),
+		a.counts); failed != nil {
 		return failed
 	}
 	refused, differ := false, false
@@ -140,7 +142,9 @@ func (a *agreement) difference(c comm.Comm) error {
 	if err := comm.Same(c, a.op, fields...); err != nil {
 		return err
 	}
-	return status.Errorf(status.Internal, "%s: the hashes of the ranks' arguments differ, but no argument does; this is a bug of the library, please report it", a.op)
+	return status.Errorf(status.Internal,
+		"%s: the hashes of the ranks' arguments differ, but no argument does; this is a bug of the library, please report it",
+		a.op)
 }
 
 // onPlan runs the body of a collective call on a plan and a batch. It enters their context and

@@ -76,7 +76,8 @@ func (p *plan) backward(op string, both *batch, args, grads unsafe.Pointer) erro
 }
 
 // backwardArgs is forwardArgs for a backward pass. It reads the gradients into c.grads.
-func (p *plan) backwardArgs(r *reader, both *batch, args, grads unsafe.Pointer) (b *sp.Batch, a cAttentionArgs, err error) {
+func (p *plan) backwardArgs(r *reader, both *batch, args, grads unsafe.Pointer) (b *sp.Batch, a cAttentionArgs,
+	err error) {
 	if b, a, err = p.attentionArgs(r.op, both, args, true); err != nil {
 		return b, a, err
 	}
@@ -94,12 +95,14 @@ func (p *plan) backwardArgs(r *reader, both *batch, args, grads unsafe.Pointer) 
 
 // attentionArgs returns the lengths and the arguments of a call on a plan of attention. device is
 // true if the call runs the device's attention instead of the caller's.
-func (p *plan) attentionArgs(op string, both *batch, args unsafe.Pointer, device bool) (b *sp.Batch, a cAttentionArgs, err error) {
+func (p *plan) attentionArgs(op string, both *batch, args unsafe.Pointer, device bool) (b *sp.Batch, a cAttentionArgs,
+	err error) {
 	if b, err = p.attentionBatch(op, both, device); err == nil {
 		a, err = readAttentionArgs(op, args)
 	}
 	if err == nil && !device && (a.sinks != nil || a.alibi != nil || a.block_mask != nil) {
-		err = invalid("%s: sinks, alibi or block_mask is given, and the callback does not get it; leave them NULL, and pass them to the callback as user", op)
+		err = invalid("%s: sinks, alibi or block_mask is given, and the callback does not get it; leave them NULL, and pass them to the callback as user",
+			op)
 	}
 	return b, a, err
 }

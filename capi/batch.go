@@ -64,19 +64,25 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 	case d.flags&^flagZigzag != 0:
 		return invalid("%s: flags is %#x; the only flag is ULYSSES_ZIGZAG", op, d.flags)
 	case d.flags&flagZigzag != 0 && (d.seq == 0 || d.kv_seq == 0 && d.kv_rows > 0):
-		return invalid("%s: ULYSSES_ZIGZAG is set and a length is given by rows; set seq, and kv_seq for other lengths of keys: the flag decides which rows a rank has", op)
+		return invalid("%s: ULYSSES_ZIGZAG is set and a length is given by rows; set seq, and kv_seq for other lengths of keys: the flag decides which rows a rank has",
+			op)
 	case d.batch < 1 || d.seq < 0 || d.rows < 0 || d.kv_seq < 0 || d.kv_rows < 0 || d.docs < 0:
-		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d, kv_rows %d and docs %d; give 1 or more for batch, and 0 or more for the others", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
-	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens || d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
-		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d and kv_rows %d; at most 2^40 tokens are possible", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows)
+		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d, kv_rows %d and docs %d; give 1 or more for batch, and 0 or more for the others",
+			op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
+	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens ||
+		d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
+		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d and kv_rows %d; at most 2^40 tokens are possible",
+			op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows)
 	case max(d.batch, d.docs) > maxDocs:
 		return invalid("%s: batch is %d and docs %d; at most 2^24 are possible", op, d.batch, d.docs)
 	case d.docs > 0 && d.cu_seqlens == nil:
 		return invalid("%s: docs is %d and cu_seqlens is NULL; give the starts of the documents", op, d.docs)
 	case d.docs == 0 && (d.cu_seqlens != nil || d.kv_cu_seqlens != nil):
-		return invalid("%s: cu_seqlens or kv_cu_seqlens is given and docs is 0; set docs to the number of documents", op)
+		return invalid("%s: cu_seqlens or kv_cu_seqlens is given and docs is 0; set docs to the number of documents",
+			op)
 	case d.seq > 0 && d.docs > d.batch*d.seq:
-		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs, d.batch*d.seq)
+		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs,
+			d.batch*d.seq)
 	}
 	for _, n := range [...]struct {
 		name      string
@@ -90,7 +96,9 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 			return err
 		}
 		if n.rows != x.Rows() {
-			return invalid("%s: %[2]srows is %[5]d, and with %[2]sseq %[3]d this rank has %[4]d rows; set one of the two to 0", op, n.name, n.seq, x.Rows(), n.rows)
+			return invalid(
+				"%s: %[2]srows is %[5]d, and with %[2]sseq %[3]d this rank has %[4]d rows; set one of the two to 0", op,
+				n.name, n.seq, x.Rows(), n.rows)
 		}
 	}
 	return nil
@@ -99,7 +107,8 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 // placed returns a batch of a description's placement with sequences of a length, without
 // documents.
 func (c *context) placed(d *cBatchDesc, seq int64) (*sp.Batch, error) {
-	return sp.SketchBatch(c.comm.Rank(), c.comm.Size(), sp.BatchSpec{Batch: 1, Seq: seq, Ring: c.ring, Zigzag: d.flags&flagZigzag != 0})
+	return sp.SketchBatch(c.comm.Rank(), c.comm.Size(),
+		sp.BatchSpec{Batch: 1, Seq: seq, Ring: c.ring, Zigzag: d.flags&flagZigzag != 0})
 }
 
 // gatherRows returns the number of rows of each rank, and their sum. Collective.
@@ -112,7 +121,9 @@ func gatherRows(op string, c comm.Comm, rows, batch int64) (all []int64, total i
 		n := int64(binary.LittleEndian.Uint64(p))
 		all, total = append(all, n), total+n
 		if total > maxTokens/batch {
-			return nil, 0, invalid("%s: the sum of the ranks' rows is %d in %d sequences; at most 2^40 tokens are possible", op, total, batch)
+			return nil, 0,
+				invalid("%s: the sum of the ranks' rows is %d in %d sequences; at most 2^40 tokens are possible", op,
+					total, batch)
 		}
 	}
 	if total == 0 {
@@ -141,7 +152,9 @@ func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool,
 		rank[p[0]] = r
 	}
 	if rank[absent] >= 0 && rank[given] >= 0 {
-		return false, invalid("%s: positions is NULL on rank %d and given on rank %d; give it on every rank that has rows, or on none", op, rank[absent], rank[given])
+		return false, invalid(
+			"%s: positions is NULL on rank %d and given on rank %d; give it on every rank that has rows, or on none",
+			op, rank[absent], rank[given])
 	}
 	return rank[given] >= 0, nil
 }
@@ -181,7 +194,9 @@ func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, rows func(rank int
 			due = s.Positions[t-1] + 1
 		}
 		if got != 0 && got != due {
-			return invalid("%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due; positions count 0, 1, 2, ... in each document", op, from[t].index, from[t].rank,
+			return invalid(
+				"%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due; positions count 0, 1, 2, ... in each document",
+				op, from[t].index, from[t].rank,
 				int64(t)%s.Seq, int64(t)/s.Seq, got, allowedPositions(due))
 		}
 	}
@@ -258,8 +273,10 @@ func identityOf(b *sp.Batch) (h identity) {
 func (x *batch) create(op string, d *cBatchDesc, lists batchLists) error {
 	c := x.ctx.comm
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
-	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
-		comm.Field{Name: "kv_seq", Value: number(d.kv_seq)}, comm.Field{Name: "docs", Value: number(d.docs)}, comm.Field{Name: "flags", Value: number(int64(d.flags))},
+	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)},
+		comm.Field{Name: "seq", Value: number(d.seq)}, comm.Field{Name: "kv_seq", Value: number(d.kv_seq)},
+		comm.Field{Name: "docs", Value: number(d.docs)},
+		comm.Field{Name: "flags", Value: number(int64(d.flags))},
 		comm.Field{Name: "kv_cu_seqlens given", Value: strconv.FormatBool(d.kv_cu_seqlens != nil)})
 	if err != nil {
 		return err
@@ -276,7 +293,8 @@ func (x *batch) create(op string, d *cBatchDesc, lists batchLists) error {
 	}
 	rows := placed.Rows()
 	if d.docs > d.batch*s.Seq {
-		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs, d.batch*s.Seq)
+		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs,
+			d.batch*s.Seq)
 	}
 	s.CuSeqlens = lists.cuSeqlens
 	if given, err := positionsGiven(op, c, d.positions, rows); err != nil {
@@ -317,7 +335,9 @@ func (x *batch) createCross(op string, d *cBatchDesc, lists batchLists, s sp.Bat
 			any = any || binary.LittleEndian.Uint64(p) > 0
 		}
 		if !any && d.kv_cu_seqlens != nil {
-			return invalid("%s: kv_cu_seqlens is given and no rank has lengths of keys; set kv_seq or kv_rows, or leave it NULL", op)
+			return invalid(
+				"%s: kv_cu_seqlens is given and no rank has lengths of keys; set kv_seq or kv_rows, or leave it NULL",
+				op)
 		}
 		if !any {
 			return nil

@@ -18,13 +18,17 @@ func blockMask(desc unsafe.Pointer, heads, blocks int64, mask unsafe.Pointer) er
 	}
 	switch {
 	case d.attention < 0 || d.attention > 2 || d.per_head&^1 != 0 || d.horizontal&^1 != 0:
-		return invalid("%s: attention is %d, per_head %d and horizontal %d; give 0 to 2, and 0 or 1 for the others", op, d.attention, d.per_head, d.horizontal)
+		return invalid("%s: attention is %d, per_head %d and horizontal %d; give 0 to 2, and 0 or 1 for the others", op,
+			d.attention, d.per_head, d.horizontal)
 	case min(d.n_windows, d.n_globals) < 0 || max(d.n_windows, d.n_globals) > 1<<20:
 		return invalid("%s: n_windows is %d and n_globals %d; give 0 to 2^20", op, d.n_windows, d.n_globals)
-	case (d.windows == nil) != (d.n_windows == 0) || (d.globals == nil) != (d.n_globals == 0) || d.global_ends != nil && d.globals == nil:
-		return invalid("%s: a list and its length do not agree; set n_windows with windows, and n_globals with globals and global_ends, or leave all 0", op)
+	case (d.windows == nil) != (d.n_windows == 0) || (d.globals == nil) != (d.n_globals == 0) || d.global_ends != nil &&
+		d.globals == nil:
+		return invalid("%s: a list and its length do not agree; set n_windows with windows, and n_globals with globals and global_ends, or leave all 0",
+			op)
 	case heads < 1 || blocks < 1 || blocks > 1<<20 || heads > maxMask/(blocks*blocks):
-		return invalid("%s: %d heads and %d blocks; give 1 or more of each, and a mask of at most 2^40 elements", op, heads, blocks)
+		return invalid("%s: %d heads and %d blocks; give 1 or more of each, and a mask of at most 2^40 elements", op,
+			heads, blocks)
 	case mask == nil:
 		return invalid("%s: mask is NULL; give memory for %d bytes", op, heads*blocks*blocks)
 	}
@@ -37,7 +41,8 @@ func blockMask(desc unsafe.Pointer, heads, blocks int64, mask unsafe.Pointer) er
 		given int32
 		dst   *int64
 		none  bool // -1 is none
-	}{{d.local, &p.Local, false}, {d.global, &p.Global, true}, {d.global_patterns, &p.GlobalPatterns, false}, {d.window, &p.Window, false}, {d.random, &p.Random, true}} {
+	}{{d.local, &p.Local, false}, {d.global, &p.Global, true}, {d.global_patterns, &p.GlobalPatterns, false},
+		{d.window, &p.Window, false}, {d.random, &p.Random, true}} {
 		switch {
 		case f.given == -1 && f.none:
 			*f.dst = 0

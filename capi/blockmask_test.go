@@ -19,17 +19,22 @@ func TestBlockMask(t *testing.T) {
 		want func(p *blockmask.Pattern)
 	}{
 		{cBlockPattern{pattern: int32(blockmask.Dense)}, func(*blockmask.Pattern) {}},
-		{cBlockPattern{pattern: int32(blockmask.Fixed), attention: 1, per_head: 1, local: 3, global_patterns: 3}, func(p *blockmask.Pattern) {
-			p.Causal, p.PerHead, p.Local, p.GlobalPatterns = true, true, 3, 3
-		}},
-		{cBlockPattern{pattern: int32(blockmask.Variable), horizontal: 1, n_windows: 2, windows: &windows[0], n_globals: 2, globals: &globals[0], global_ends: &ends[0]}, func(p *blockmask.Pattern) {
+		{cBlockPattern{pattern: int32(blockmask.Fixed), attention: 1, per_head: 1, local: 3, global_patterns: 3},
+			func(p *blockmask.Pattern) {
+				p.Causal, p.PerHead, p.Local, p.GlobalPatterns = true, true, 3, 3
+			}},
+		{cBlockPattern{pattern: int32(blockmask.Variable), horizontal: 1, n_windows: 2, windows: &windows[0],
+			n_globals: 2, globals: &globals[0], global_ends: &ends[0]}, func(p *blockmask.Pattern) {
 			p.Horizontal, p.Windows, p.Globals, p.GlobalEnds = true, windows, globals, ends
 		}},
-		{cBlockPattern{pattern: int32(blockmask.BigBird), per_head: 1, random: 2, global: -1, seed: 7, layer: 3}, func(p *blockmask.Pattern) {
-			p.PerHead, p.Random, p.Global, p.Seed, p.Layer = true, 2, 0, 7, 3
-		}},
+		{cBlockPattern{pattern: int32(blockmask.BigBird), per_head: 1, random: 2, global: -1, seed: 7, layer: 3},
+			func(p *blockmask.Pattern) {
+				p.PerHead, p.Random, p.Global, p.Seed, p.Layer = true, 2, 0, 7, 3
+			}},
 		{cBlockPattern{pattern: int32(blockmask.BSLongformer), window: 5}, func(p *blockmask.Pattern) { p.Window = 5 }},
-		{cBlockPattern{pattern: int32(blockmask.LocalSlidingWindow), attention: 2}, func(p *blockmask.Pattern) { p.Causal = false }},
+		{cBlockPattern{pattern: int32(blockmask.LocalSlidingWindow), attention: 2}, func(p *blockmask.Pattern) {
+			p.Causal = false
+		}},
 	} {
 		c.desc.struct_size = uint32(unsafe.Sizeof(c.desc))
 		got, want := make([]uint8, heads*n*n), make([]uint8, heads*n*n)
@@ -42,7 +47,8 @@ func TestBlockMask(t *testing.T) {
 		}
 	}
 	mask := make([]uint8, n*n)
-	for want, d := range map[string]cBlockPattern{"kind 6": {pattern: 6}, "attention is 3": {attention: 3}, "a list and its length": {n_windows: 1}, "not a multiple": {pattern: 1, global: 3},
+	for want, d := range map[string]cBlockPattern{"kind 6": {pattern: 6}, "attention is 3": {attention: 3},
+		"a list and its length": {n_windows: 1}, "not a multiple": {pattern: 1, global: 3},
 		"sliding window of -2": {pattern: 5, window: -2}} {
 		d.struct_size = uint32(unsafe.Sizeof(d))
 		err := blockMask(p(&d), 1, n, p(&mask[0]))

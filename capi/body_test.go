@@ -24,14 +24,16 @@ import (
 func TestStructsMatchTheHeader(t *testing.T) {
 	for _, l := range layouts {
 		if l.c.Size() != l.golang.Size() || l.c.NumField() != l.golang.NumField() {
-			t.Errorf("%s has %d bytes and %d fields in C, %d and %d here", l.name, l.c.Size(), l.c.NumField(), l.golang.Size(), l.golang.NumField())
+			t.Errorf("%s has %d bytes and %d fields in C, %d and %d here", l.name, l.c.Size(), l.c.NumField(),
+				l.golang.Size(), l.golang.NumField())
 			continue
 		}
 		for i := range l.c.NumField() {
 			c, g := l.c.Field(i), l.golang.Field(i)
 			// cgo adds an underscore to names that are Go keywords
 			if strings.TrimPrefix(c.Name, "_") != g.Name || c.Offset != g.Offset || !alike(c.Type, g.Type) {
-				t.Errorf("%s: field %d is %s %v at %d in C, %s %v at %d here", l.name, i, c.Name, c.Type, c.Offset, g.Name, g.Type, g.Offset)
+				t.Errorf("%s: field %d is %s %v at %d in C, %s %v at %d here", l.name, i, c.Name, c.Type, c.Offset,
+					g.Name, g.Type, g.Offset)
 			}
 		}
 	}
@@ -55,7 +57,8 @@ func TestPanicsAreRecovered(t *testing.T) {
 	refused(t, "a panic", status.Internal, guarded(func() error { panic("test") }))
 	wild := uintptr(1 << 20)
 	h := newHostOf(t, 1, 2, 1, 1, 1, 0)
-	refused(t, "a wild pointer", status.Internal, guarded(func() error { return attentionForward(h.plan, h.batch, *(*unsafe.Pointer)(p(&wild))) }))
+	refused(t, "a wild pointer", status.Internal,
+		guarded(func() error { return attentionForward(h.plan, h.batch, *(*unsafe.Pointer)(p(&wild))) }))
 	must(t, attentionForward(h.plan, h.batch, p(&h.args))) // the context is not locked
 }
 
@@ -101,7 +104,8 @@ type host struct {
 // newHostOf returns a host with attention over [b, s, heads, d].
 func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32, more ...func(*cAttentionDesc)) *host {
 	t.Helper()
-	h := &host{desc: cAttentionDesc{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d}, lengths: cBatchDesc{batch: b, seq: s}}
+	h := &host{desc: cAttentionDesc{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d},
+		lengths: cBatchDesc{batch: b, seq: s}}
 	for _, f := range more {
 		f(&h.desc)
 	}
@@ -122,11 +126,14 @@ func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32, more ...func(*
 		for j := range h.data[i] {
 			h.data[i][j] = float32(math.Sin(float64(j*(i+3)) + float64(i)))
 		}
-		h.t[i] = cTensor{data: p(&h.data[i][0]), device: onCPU, ndim: 4, code: 2, bits: 32, lanes: 1, shape: &h.shapes[i][0]}
+		h.t[i] = cTensor{data: p(&h.data[i][0]), device: onCPU, ndim: 4, code: 2, bits: 32, lanes: 1,
+			shape: &h.shapes[i][0]}
 	}
-	h.args = cAttentionArgs{struct_size: uint32(unsafe.Sizeof(h.args)), q: &h.t[0], k: &h.t[1], v: &h.t[2], out: &h.t[3],
-		saved: aligned(h.sizes.saved), saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace), workspace_bytes: h.sizes.workspace}
-	h.grads = cAttentionGrads{struct_size: uint32(unsafe.Sizeof(h.grads)), dout: &h.t[4], dq: &h.t[5], dk: &h.t[6], dv: &h.t[7]}
+	h.args = cAttentionArgs{struct_size: uint32(unsafe.Sizeof(h.args)), q: &h.t[0], k: &h.t[1], v: &h.t[2],
+		out: &h.t[3], saved: aligned(h.sizes.saved), saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace),
+		workspace_bytes: h.sizes.workspace}
+	h.grads = cAttentionGrads{struct_size: uint32(unsafe.Sizeof(h.grads)), dout: &h.t[4], dq: &h.t[5], dk: &h.t[6],
+		dv: &h.t[7]}
 	t.Cleanup(func() { contextDestroy(h.ctx) })
 	return h
 }
@@ -150,7 +157,8 @@ func TestAttentionEqualsSP(t *testing.T) {
 	for i := range x {
 		x[i] = tensor.OfFloat32(slices.Clone(h.data[i]), h.shapes[i][:]...)
 	}
-	a := sp.Args{Q: x[0], K: x[1], V: x[2], Out: x[3], Saved: tensor.Of(aligned(uint64(size.Saved)), tensor.U8, size.Saved),
+	a := sp.Args{Q: x[0], K: x[1], V: x[2], Out: x[3],
+		Saved:     tensor.Of(aligned(uint64(size.Saved)), tensor.U8, size.Saved),
 		Workspace: tensor.Of(aligned(uint64(size.Workspace)), tensor.U8, size.Workspace)}
 	must(t, plan.Forward(s, b, &a))
 	must(t, plan.Backward(s, b, &a, &sp.Grads{DOut: x[4], DQ: x[5], DK: x[6], DV: x[7]}))
@@ -166,11 +174,13 @@ func TestGatedDeltaRuleEqualsGDN(t *testing.T) {
 	const b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8
 	h := newHostOf(t, b, s, hv, hv, dv, 0)
 	for _, strategy := range []int32{gdnHeads, gdnState} {
-		d := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagL2Norm | flagStates, strategy: strategy, chunk: 16, scale: 0.5, qk_heads: hk, v_heads: hv, qk_dim: dk, v_dim: dv}
+		d := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagL2Norm | flagStates,
+			strategy: strategy, chunk: 16, scale: 0.5, qk_heads: hk, v_heads: hv, qk_dim: dk, v_dim: dv}
 		var rule uintptr
 		must(t, newGDNPlan(h.ctx, p(&d), p(&rule)))
 		must(t, planSizes(rule, h.batch, p(&h.sizes)))
-		shapes := [14][]int64{{b, s, hk, dk}, {b, s, hk, dk}, {b, s, hv, dv}, {b, s, hv}, {b, s, hv}, {b, hv, dk, dv}, {b, s, hv, dv}, {b, hv, dk, dv}, {b, s, hv, dv}, {b, s, hk, dk}, {b, s, hk, dk}, {b, s, hv, dv},
+		shapes := [14][]int64{{b, s, hk, dk}, {b, s, hk, dk}, {b, s, hv, dv}, {b, s, hv}, {b, s, hv}, {b, hv, dk, dv},
+			{b, s, hv, dv}, {b, hv, dk, dv}, {b, s, hv, dv}, {b, s, hk, dk}, {b, s, hk, dk}, {b, s, hv, dv},
 			{b, s, hv}, {b, s, hv}} // q k v g beta state_in out state_out dout dq dk dv dg dbeta
 		var ts [14]cTensor
 		var x [14]tensor.Tensor
@@ -189,12 +199,16 @@ func TestGatedDeltaRuleEqualsGDN(t *testing.T) {
 					data[i][j] *= data[i][j]
 				}
 			}
-			ts[i] = cTensor{data: p(&data[i][0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shapes[i][0]}
+			ts[i] = cTensor{data: p(&data[i][0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1,
+				shape: &shapes[i][0]}
 			x[i] = tensor.OfFloat32(slices.Clone(data[i]), shape...)
 		}
-		a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: &ts[0], k: &ts[1], v: &ts[2], g: &ts[3], beta: &ts[4], state_in: &ts[5], out: &ts[6], state_out: &ts[7],
-			saved: aligned(h.sizes.saved), saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace), workspace_bytes: h.sizes.workspace}
-		g := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: &ts[8], dq: &ts[9], dk: &ts[10], dv: &ts[11], dg: &ts[12], dbeta: &ts[13]}
+		a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: &ts[0], k: &ts[1], v: &ts[2], g: &ts[3],
+			beta: &ts[4], state_in: &ts[5], out: &ts[6], state_out: &ts[7], saved: aligned(h.sizes.saved),
+			saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace),
+			workspace_bytes: h.sizes.workspace}
+		g := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: &ts[8], dq: &ts[9], dk: &ts[10],
+			dv: &ts[11], dg: &ts[12], dbeta: &ts[13]}
 		must(t, gdnForward(rule, h.batch, p(&a)))
 		must(t, gdnBackward(rule, h.batch, p(&a), p(&g)))
 
@@ -203,22 +217,28 @@ func TestGatedDeltaRuleEqualsGDN(t *testing.T) {
 		defer dev.Close()
 		stream, _ := dev.NewStream()
 		c := comm.Local(1)[0]
-		plan, err := gdn.NewPlan(dev, c, gdn.Layer{KeyHeads: hk, ValueHeads: hv, KeyDim: dk, ValueDim: dv, L2Norm: true, Chunk: 16, Scale: 0.5, Strategy: gdn.Strategy(strategy)})
+		plan, err := gdn.NewPlan(dev, c,
+			gdn.Layer{KeyHeads: hk, ValueHeads: hv, KeyDim: dk, ValueDim: dv, L2Norm: true, Chunk: 16, Scale: 0.5,
+				Strategy: gdn.Strategy(strategy)})
 		must(t, err)
 		batch, err := sp.NewBatch(c, sp.BatchSpec{Batch: b, Seq: s})
 		must(t, err)
 		size := plan.Sizes(batch)
-		args := gdn.Args{Q: x[0], K: x[1], V: x[2], G: x[3], Beta: x[4], StateIn: x[5], Out: x[6], StateOut: x[7], Saved: tensor.Of(aligned(uint64(size.Saved)), tensor.U8, size.Saved),
+		args := gdn.Args{Q: x[0], K: x[1], V: x[2], G: x[3], Beta: x[4], StateIn: x[5], Out: x[6], StateOut: x[7],
+			Saved:     tensor.Of(aligned(uint64(size.Saved)), tensor.U8, size.Saved),
 			Workspace: tensor.Of(aligned(uint64(size.Workspace)), tensor.U8, size.Workspace)}
 		must(t, plan.Forward(stream, batch, &args))
-		must(t, plan.Backward(stream, batch, &args, &gdn.Grads{DOut: x[8], DQ: x[9], DK: x[10], DV: x[11], DG: x[12], DBeta: x[13]}))
+		must(t, plan.Backward(stream, batch, &args,
+			&gdn.Grads{DOut: x[8], DQ: x[9], DK: x[10], DV: x[11], DG: x[12], DBeta: x[13]}))
 		for i := range x {
 			if !slices.Equal(x[i].Float32s(), data[i]) {
 				t.Errorf("strategy %d: tensor %d differs from the result of package gdn", strategy, i)
 			}
 		}
-		refused(t, "attention with a plan of the gated delta rule", status.InvalidArgument, attentionForward(rule, h.batch, p(&h.args)))
-		refused(t, "the gated delta rule with a plan of attention", status.InvalidArgument, gdnForward(h.plan, h.batch, p(&a)))
+		refused(t, "attention with a plan of the gated delta rule", status.InvalidArgument,
+			attentionForward(rule, h.batch, p(&h.args)))
+		refused(t, "the gated delta rule with a plan of attention", status.InvalidArgument,
+			gdnForward(h.plan, h.batch, p(&a)))
 	}
 }
 
@@ -255,29 +275,40 @@ func TestInvalidTensors(t *testing.T) {
 		name  string
 		spoil func(q *cTensor)
 	}{
-		{"device", func(q *cTensor) { q.device = onCUDA }}, {"no device", func(q *cTensor) { q.device = 0 }}, {"data", func(q *cTensor) { q.data = nil }},
-		{"shape", func(q *cTensor) { q.shape = nil }}, {"axes", func(q *cTensor) { q.ndim = 2 }}, {"many axes", func(q *cTensor) { q.ndim = 1 << 30 }},
-		{"negative axes", func(q *cTensor) { q.ndim = -1 }}, {"lanes", func(q *cTensor) { q.lanes = 4 }}, {"type", func(q *cTensor) { q.code = 0 }},
-		{"bits", func(q *cTensor) { q.bits = 16 }}, {"extent", func(q *cTensor) { q.shape = &negative[0] }}, {"huge", func(q *cTensor) { q.shape = &huge[0] }},
+		{"device", func(q *cTensor) { q.device = onCUDA }}, {"no device", func(q *cTensor) { q.device = 0 }},
+		{"data", func(q *cTensor) { q.data = nil }},
+		{"shape", func(q *cTensor) { q.shape = nil }}, {"axes", func(q *cTensor) { q.ndim = 2 }},
+		{"many axes", func(q *cTensor) { q.ndim = 1 << 30 }},
+		{"negative axes", func(q *cTensor) { q.ndim = -1 }}, {"lanes", func(q *cTensor) { q.lanes = 4 }},
+		{"type", func(q *cTensor) { q.code = 0 }},
+		{"bits", func(q *cTensor) { q.bits = 16 }}, {"extent", func(q *cTensor) { q.shape = &negative[0] }},
+		{"huge", func(q *cTensor) { q.shape = &huge[0] }},
 		{"other shape", func(q *cTensor) { s := [4]int64{2, 5, 2, 3}; q.shape = &s[0] }},
 		{"stride 0", func(q *cTensor) { s := strides; s[1] = 0; q.strides = &s[0] }},
 		{"negative stride", func(q *cTensor) { s := strides; s[0] = -40; q.strides = &s[0] }},
 		{"huge stride", func(q *cTensor) { s := strides; s[0] = 1 << 60; q.strides = &s[0] }},
 		{"last axis", func(q *cTensor) { s := [4]int64{80, 16, 8, 2}; q.strides = &s[0] }},
-		{"offset", func(q *cTensor) { q.byte_offset = 1 << 60 }}, {"odd address", func(q *cTensor) { q.byte_offset = 2 }},
+		{"offset", func(q *cTensor) { q.byte_offset = 1 << 60 }},
+		{"odd address", func(q *cTensor) { q.byte_offset = 2 }},
 	} {
 		for i := range 4 {
 			valid := h.t[i]
 			c.spoil(&h.t[i])
-			refused(t, fmt.Sprintf("%s of tensor %d", c.name, i), status.InvalidArgument, attentionForward(h.plan, h.batch, p(&h.args)))
+			refused(t, fmt.Sprintf("%s of tensor %d", c.name, i), status.InvalidArgument,
+				attentionForward(h.plan, h.batch, p(&h.args)))
 			h.t[i] = valid
 		}
 	}
 	for i, spoil := range []func(a *cAttentionArgs){
-		func(a *cAttentionArgs) { a.q = nil }, func(a *cAttentionArgs) { a.out = nil }, func(a *cAttentionArgs) { a.out = a.v }, func(a *cAttentionArgs) { a.saved_bytes-- },
-		func(a *cAttentionArgs) { a.workspace_bytes-- }, func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 4) }, func(a *cAttentionArgs) { a.saved = nil },
-		func(a *cAttentionArgs) { a.workspace = nil }, func(a *cAttentionArgs) { a.workspace = a.saved }, func(a *cAttentionArgs) { a.saved_bytes = 1 << 63 },
-		func(a *cAttentionArgs) { a.struct_size = 2 }, func(a *cAttentionArgs) { a.reserved = 1 }, func(a *cAttentionArgs) { a.lse = a.q },
+		func(a *cAttentionArgs) { a.q = nil }, func(a *cAttentionArgs) { a.out = nil }, func(a *cAttentionArgs) {
+			a.out = a.v
+		}, func(a *cAttentionArgs) { a.saved_bytes-- },
+		func(a *cAttentionArgs) { a.workspace_bytes-- }, func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 4) },
+		func(a *cAttentionArgs) { a.saved = nil },
+		func(a *cAttentionArgs) { a.workspace = nil }, func(a *cAttentionArgs) { a.workspace = a.saved },
+		func(a *cAttentionArgs) { a.saved_bytes = 1 << 63 },
+		func(a *cAttentionArgs) { a.struct_size = 2 }, func(a *cAttentionArgs) { a.reserved = 1 },
+		func(a *cAttentionArgs) { a.lse = a.q },
 	} {
 		a := h.args
 		spoil(&a)
@@ -287,7 +318,8 @@ func TestInvalidTensors(t *testing.T) {
 	sinks.sinks = &h.t[0]
 	refused(t, "sinks", status.InvalidArgument, attentionForward(h.plan, h.batch, p(&sinks)))
 	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
-	refused(t, "dq over dk", status.InvalidArgument, func() error { g := h.grads; g.dq = g.dk; return attentionBackward(h.plan, h.batch, p(&h.args), p(&g)) }())
+	refused(t, "dq over dk", status.InvalidArgument,
+		func() error { g := h.grads; g.dq = g.dk; return attentionBackward(h.plan, h.batch, p(&h.args), p(&g)) }())
 	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
 }
 
@@ -296,11 +328,15 @@ func TestInvalidTensors(t *testing.T) {
 func TestInvalidBatches(t *testing.T) {
 	h := newHostOf(t, 1, 4, 1, 1, 4, 0)
 	cu, late := []int64{0, 4}, []int64{4, 4}
-	for _, l := range []cBatchDesc{{batch: 1 << 39, seq: 1}, {batch: 1 << 25, rows: 1}, {batch: 1, seq: 1 << 40, docs: 1 << 38, cu_seqlens: &cu[0]}, {batch: 1 << 41, seq: 1}, {batch: 1, seq: 1, rows: 2},
-		{batch: 1, seq: 4, docs: -1}, {batch: 1, seq: 4, docs: 1, cu_seqlens: &late[0]}, {batch: 0, seq: 4}, {batch: 1}} {
+	for _, l := range []cBatchDesc{{batch: 1 << 39, seq: 1}, {batch: 1 << 25, rows: 1},
+		{batch: 1, seq: 1 << 40, docs: 1 << 38, cu_seqlens: &cu[0]}, {batch: 1 << 41, seq: 1},
+		{batch: 1, seq: 1, rows: 2},
+		{batch: 1, seq: 4, docs: -1}, {batch: 1, seq: 4, docs: 1, cu_seqlens: &late[0]}, {batch: 0, seq: 4},
+		{batch: 1}} {
 		l.struct_size = h.lengths.struct_size
 		var b uintptr
-		refused(t, fmt.Sprintf("batch %d, seq %d, rows %d, docs %d", l.batch, l.seq, l.rows, l.docs), status.InvalidArgument, newBatch(h.ctx, p(&l), p(&b)))
+		refused(t, fmt.Sprintf("batch %d, seq %d, rows %d, docs %d", l.batch, l.seq, l.rows, l.docs),
+			status.InvalidArgument, newBatch(h.ctx, p(&l), p(&b)))
 	}
 	a := h.args
 	for a.struct_size = 4; a.struct_size < uint32(unsafe.Sizeof(a)); a.struct_size += 4 {
@@ -313,11 +349,13 @@ func TestInvalidBatches(t *testing.T) {
 // A batch with more tokens than a call of attention can have is refused at once.
 func TestLongestBatch(t *testing.T) {
 	h := newHostOf(t, 1, 4, 1, 1, 4, flagCausal)
-	for _, l := range []cBatchDesc{{batch: 1, seq: 1<<31 + 1}, {batch: 1, seq: 1 << 34}, {batch: 1, seq: 1 << 40}, {batch: 3, seq: 1 << 30}} {
+	for _, l := range []cBatchDesc{{batch: 1, seq: 1<<31 + 1}, {batch: 1, seq: 1 << 34}, {batch: 1, seq: 1 << 40},
+		{batch: 3, seq: 1 << 30}} {
 		l.struct_size = h.lengths.struct_size
 		var b uintptr
 		err := newBatch(h.ctx, p(&l), p(&b))
-		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), strconv.FormatInt(l.seq, 10)) || !strings.Contains(err.Error(), "2147483648") {
+		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), strconv.FormatInt(l.seq, 10)) ||
+			!strings.Contains(err.Error(), "2147483648") {
 			t.Errorf("batch %d, seq %d: %v", l.batch, l.seq, err)
 		}
 	}
@@ -347,7 +385,8 @@ func TestLayoutsAreStrides(t *testing.T) {
 			x.t[i].data, x.t[i].strides = p(&in[i*n*d]), &st[0]
 			x.t[5+i].data, x.t[5+i].strides = p(&grad[i*n*d]), &st[0]
 		}
-		x.args.q, x.args.k, x.args.v, x.grads.dq, x.grads.dk, x.grads.dv = &x.t[0], &x.t[1], &x.t[2], &x.t[5], &x.t[6], &x.t[7]
+		x.args.q, x.args.k, x.args.v, x.grads.dq, x.grads.dk, x.grads.dv = &x.t[0], &x.t[1], &x.t[2], &x.t[5],
+			&x.t[6], &x.t[7]
 		must(t, attentionForward(h.plan, h.batch, p(&x.args)))
 		must(t, attentionBackward(h.plan, h.batch, p(&x.args), p(&x.grads)))
 		each(func(i, dense, wide int64) {
@@ -356,7 +395,8 @@ func TestLayoutsAreStrides(t *testing.T) {
 			}
 		})
 		x.t[6].data = p(&grad[d]) // dk over the second half of dq
-		refused(t, "views that overlap", status.InvalidArgument, attentionBackward(h.plan, h.batch, p(&x.args), p(&x.grads)))
+		refused(t, "views that overlap", status.InvalidArgument,
+			attentionBackward(h.plan, h.batch, p(&x.args), p(&x.grads)))
 	}
 }
 

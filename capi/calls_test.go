@@ -38,10 +38,14 @@ type rankCalls struct {
 
 // newRankCalls creates plans and a batch on a context and allocates the arguments. Collective.
 func newRankCalls(t *testing.T, ctx uintptr) *rankCalls {
-	r := &rankCalls{ctx: ctx, desc: cAttentionDesc{dtype: typeF32, flags: flagCausal, heads: callHeads, kv_heads: callKeys, head_dim: callDim},
-		rule:    cGDNDesc{dtype: typeF32, flags: flagStates | flagGatedNorm, strategy: gdnState, qk_heads: callKeys, v_heads: callHeads, qk_dim: callDim, v_dim: callDim, conv_width: callWidth},
+	r := &rankCalls{ctx: ctx,
+		desc: cAttentionDesc{dtype: typeF32, flags: flagCausal, heads: callHeads, kv_heads: callKeys,
+			head_dim: callDim},
+		rule: cGDNDesc{dtype: typeF32, flags: flagStates | flagGatedNorm, strategy: gdnState, qk_heads: callKeys,
+			v_heads: callHeads, qk_dim: callDim, v_dim: callDim, conv_width: callWidth},
 		lengths: cBatchDesc{batch: 1, seq: callSeq}}
-	r.desc.struct_size, r.rule.struct_size, r.lengths.struct_size = uint32(unsafe.Sizeof(r.desc)), uint32(unsafe.Sizeof(r.rule)), uint32(unsafe.Sizeof(r.lengths))
+	r.desc.struct_size, r.rule.struct_size, r.lengths.struct_size = uint32(unsafe.Sizeof(r.desc)),
+		uint32(unsafe.Sizeof(r.rule)), uint32(unsafe.Sizeof(r.lengths))
 	r.size.struct_size = uint32(unsafe.Sizeof(r.size))
 	must(t, newPlan(ctx, p(&r.desc), p(&r.plan)))
 	must(t, newGDNPlan(ctx, p(&r.rule), p(&r.rules[0])))
@@ -53,29 +57,38 @@ func newRankCalls(t *testing.T, ctx uintptr) *rankCalls {
 	r.rows = info.rows
 
 	must(t, planSizes(r.plan, r.batch, p(&r.size)))
-	r.attention = cAttentionArgs{struct_size: uint32(unsafe.Sizeof(r.attention)), q: r.q(), k: r.k(), v: r.k(), out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
-	r.attentionGrads = cAttentionGrads{struct_size: uint32(unsafe.Sizeof(r.attentionGrads)), dout: r.q(), dq: r.q(), dk: r.k(), dv: r.k()}
+	r.attention = cAttentionArgs{struct_size: uint32(unsafe.Sizeof(r.attention)), q: r.q(), k: r.k(), v: r.k(),
+		out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
+	r.attentionGrads = cAttentionGrads{struct_size: uint32(unsafe.Sizeof(r.attentionGrads)), dout: r.q(), dq: r.q(),
+		dk: r.k(), dv: r.k()}
 	r.reshards()
 	r.halo = cHaloArgs{struct_size: uint32(unsafe.Sizeof(r.halo)), n: 3, x: r.x(), halo: tensorOf(1, 3, callHidden)}
 
-	r.layer = cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(r.layer)), hidden: callHidden, x: r.x(), wq: tensorOf(callHeads*callDim, callHidden), wk: tensorOf(callKeys*callDim, callHidden),
+	r.layer = cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(r.layer)), hidden: callHidden, x: r.x(),
+		wq: tensorOf(callHeads*callDim, callHidden), wk: tensorOf(callKeys*callDim, callHidden),
 		wv: tensorOf(callKeys*callDim, callHidden), wo: tensorOf(callHidden, callHeads*callDim), y: r.x()}
-	r.layerGrads = cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(r.layerGrads)), dy: r.x(), dx: r.x(), dwq: tensorOf(callHeads*callDim, callHidden)}
+	r.layerGrads = cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(r.layerGrads)), dy: r.x(), dx: r.x(),
+		dwq: tensorOf(callHeads*callDim, callHidden)}
 	must(t, attentionLayerSizes(r.plan, r.batch, p(&r.layer), p(&r.size)))
 	r.layer.saved, r.layer.saved_bytes = aligned(r.size.saved), r.size.saved
 
 	for i := range r.gdn {
 		must(t, planSizes(r.rules[i], r.batch, p(&r.size)))
-		r.gdn[i] = cGDNArgs{struct_size: uint32(unsafe.Sizeof(r.gdn[i])), q: r.k(), k: r.k(), v: r.q(), g: r.gates(), beta: r.gates(), out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
+		r.gdn[i] = cGDNArgs{struct_size: uint32(unsafe.Sizeof(r.gdn[i])), q: r.k(), k: r.k(), v: r.q(), g: r.gates(),
+			beta: r.gates(), out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
 	}
-	r.gdnGrads = cGDNGrads{struct_size: uint32(unsafe.Sizeof(r.gdnGrads)), dout: r.q(), dq: r.k(), dk: r.k(), dv: r.q(), dg: r.gates(), dbeta: r.gates()}
+	r.gdnGrads = cGDNGrads{struct_size: uint32(unsafe.Sizeof(r.gdnGrads)), dout: r.q(), dq: r.k(), dk: r.k(), dv: r.q(),
+		dg: r.gates(), dbeta: r.gates()}
 
 	for i := range r.gdnLayers {
 		must(t, gdnLayerSizes(r.rules[i], r.batch, p(&r.size)))
-		r.gdnLayers[i] = cGDNLayerArgs{struct_size: uint32(unsafe.Sizeof(r.gdnLayers[i])), qkv: r.qkv(), a: r.gates(), b: r.gates(), conv: tensorOf(callChannels, callWidth), a_log: tensorOf(callHeads),
-			dt_bias: tensorOf(callHeads), z: r.q(), norm: tensorOf(callDim), out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
+		r.gdnLayers[i] = cGDNLayerArgs{struct_size: uint32(unsafe.Sizeof(r.gdnLayers[i])), qkv: r.qkv(), a: r.gates(),
+			b: r.gates(), conv: tensorOf(callChannels, callWidth), a_log: tensorOf(callHeads),
+			dt_bias: tensorOf(callHeads), z: r.q(), norm: tensorOf(callDim), out: r.q(), saved: aligned(r.size.saved),
+			saved_bytes: r.size.saved}
 	}
-	r.gdnLayerGrads = cGDNLayerGrads{struct_size: uint32(unsafe.Sizeof(r.gdnLayerGrads)), dout: r.q(), dqkv: r.qkv(), da: r.gates(), db: r.gates(), dz: r.q(), dconv: tensorOf(callChannels, callWidth)}
+	r.gdnLayerGrads = cGDNLayerGrads{struct_size: uint32(unsafe.Sizeof(r.gdnLayerGrads)), dout: r.q(), dqkv: r.qkv(),
+		da: r.gates(), db: r.gates(), dz: r.q(), dconv: tensorOf(callChannels, callWidth)}
 	return r
 }
 
@@ -83,9 +96,11 @@ func newRankCalls(t *testing.T, ctx uintptr) *rankCalls {
 // adds the copies.
 func (r *rankCalls) reshards() {
 	r.ins = [2]*cTensor{r.q(), r.k()}
-	r.outs = [2]*cTensor{tensorOf(1, callSeq, r.size.head_hi-r.size.head_lo, callDim), tensorOf(1, callSeq, r.size.shared_hi-r.size.shared_lo, callDim)}
+	r.outs = [2]*cTensor{tensorOf(1, callSeq, r.size.head_hi-r.size.head_lo, callDim),
+		tensorOf(1, callSeq, r.size.shared_hi-r.size.shared_lo, callDim)}
 	r.shared = [2]int32{0, 1}
-	r.toHeads = cReshardArgs{struct_size: uint32(unsafe.Sizeof(r.toHeads)), n: 2, in: &r.ins[0], out: &r.outs[0], shared: &r.shared[0]}
+	r.toHeads = cReshardArgs{struct_size: uint32(unsafe.Sizeof(r.toHeads)), n: 2, in: &r.ins[0], out: &r.outs[0],
+		shared: &r.shared[0]}
 	r.toSeq = r.toHeads
 	r.toSeq.in, r.toSeq.out, r.toSeq.sum_copies = &r.outs[0], &r.ins[0], 1
 }
@@ -140,7 +155,9 @@ func (r *rankCalls) attentionCalls(t *testing.T) []collectiveCall {
 	wild := uintptr(1 << 20)
 	unreadable := *(*unsafe.Pointer)(p(&wild))
 	with := func(change func(a *cAttentionArgs)) func() error {
-		return changed(r.attention, change, func(a *cAttentionArgs) error { return attentionForward(r.plan, r.batch, p(a)) })
+		return changed(r.attention, change, func(a *cAttentionArgs) error {
+			return attentionForward(r.plan, r.batch, p(a))
+		})
 	}
 	backward := func(change func(a *cAttentionArgs, g *cAttentionGrads)) func() error {
 		return changedGrads(r.attention, r.attentionGrads, change, func(a *cAttentionArgs, g *cAttentionGrads) error {
@@ -151,40 +168,62 @@ func (r *rankCalls) attentionCalls(t *testing.T) []collectiveCall {
 	zeros := [4]int64{0, 0, 0, 1}
 	return []collectiveCall{
 		{"ulysses_attention_forward", with(func(*cAttentionArgs) {}), map[string]func() error{
-			"plan is NULL":                 func() error { return attentionForward(0, r.batch, p(&r.attention)) },
-			"batch is NULL":                func() error { return attentionForward(r.plan, 0, p(&r.attention)) },
-			"batch of another context":     func() error { return attentionForward(r.plan, foreign, p(&r.attention)) },
-			"plan of the gated delta rule": func() error { return attentionForward(r.rules[1], r.batch, p(&r.attention)) },
-			"args is NULL":                 func() error { return attentionForward(r.plan, r.batch, nil) },
-			"args is unreadable":           func() error { return attentionForward(r.plan, r.batch, unreadable) },
-			"small workspace":              with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"unaligned workspace":          with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = unsafe.Add(aligned(1<<20), 4), 1<<20-4 }),
-			"small saved":                  with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
-			"unaligned saved":              with(func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 8) }),
-			"q is NULL":                    with(func(a *cAttentionArgs) { a.q = nil }),
-			"type":                         with(func(a *cAttentionArgs) { a.k = tensor(a.k, func(t *cTensor) { t.code, t.bits = 1, 8 }) }),
-			"strides":                      with(func(a *cAttentionArgs) { a.v = tensor(a.v, func(t *cTensor) { t.strides = &zeros[0] }) }),
-			"axes":                         with(func(a *cAttentionArgs) { a.out = tensor(a.out, func(t *cTensor) { t.ndim = 2 }) }),
-			"tensor on a GPU":              with(func(a *cAttentionArgs) { a.q = tensor(a.q, func(t *cTensor) { t.device = onCUDA }) }),
-			"unaligned data":               with(func(a *cAttentionArgs) { a.q = tensor(a.q, func(t *cTensor) { t.byte_offset = 2 }) }),
-			"overlap":                      with(func(a *cAttentionArgs) { a.out = a.q }),
-			"sinks":                        with(func(a *cAttentionArgs) { a.sinks = a.q }),
-			"lse on one rank":              with(func(a *cAttentionArgs) { a.lse = r.gates() }),
+			"plan is NULL":             func() error { return attentionForward(0, r.batch, p(&r.attention)) },
+			"batch is NULL":            func() error { return attentionForward(r.plan, 0, p(&r.attention)) },
+			"batch of another context": func() error { return attentionForward(r.plan, foreign, p(&r.attention)) },
+			"plan of the gated delta rule": func() error {
+				return attentionForward(r.rules[1], r.batch, p(&r.attention))
+			},
+			"args is NULL":       func() error { return attentionForward(r.plan, r.batch, nil) },
+			"args is unreadable": func() error { return attentionForward(r.plan, r.batch, unreadable) },
+			"small workspace": with(func(a *cAttentionArgs) {
+				a.workspace, a.workspace_bytes = aligned(64), 64
+			}),
+			"unaligned workspace": with(func(a *cAttentionArgs) {
+				a.workspace, a.workspace_bytes = unsafe.Add(aligned(1<<20), 4), 1<<20-4
+			}),
+			"small saved":     with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
+			"unaligned saved": with(func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 8) }),
+			"q is NULL":       with(func(a *cAttentionArgs) { a.q = nil }),
+			"type": with(func(a *cAttentionArgs) {
+				a.k = tensor(a.k, func(t *cTensor) { t.code, t.bits = 1, 8 })
+			}),
+			"strides": with(func(a *cAttentionArgs) {
+				a.v = tensor(a.v, func(t *cTensor) { t.strides = &zeros[0] })
+			}),
+			"axes": with(func(a *cAttentionArgs) {
+				a.out = tensor(a.out, func(t *cTensor) { t.ndim = 2 })
+			}),
+			"tensor on a GPU": with(func(a *cAttentionArgs) {
+				a.q = tensor(a.q, func(t *cTensor) { t.device = onCUDA })
+			}),
+			"unaligned data": with(func(a *cAttentionArgs) {
+				a.q = tensor(a.q, func(t *cTensor) { t.byte_offset = 2 })
+			}),
+			"overlap":         with(func(a *cAttentionArgs) { a.out = a.q }),
+			"sinks":           with(func(a *cAttentionArgs) { a.sinks = a.q }),
+			"lse on one rank": with(func(a *cAttentionArgs) { a.lse = r.gates() }),
 		}},
 		{"ulysses_attention_backward", backward(func(*cAttentionArgs, *cAttentionGrads) {}), map[string]func() error{
-			"grads is NULL":   func() error { return attentionBackward(r.plan, r.batch, p(&r.attention), nil) },
-			"saved is NULL":   backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.saved, a.saved_bytes = nil, 0 }),
-			"dq is NULL":      backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dq = nil }),
-			"small workspace": backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"dq over dk":      backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
-			"reserved":        backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.reserved = 1 }),
+			"grads is NULL": func() error { return attentionBackward(r.plan, r.batch, p(&r.attention), nil) },
+			"saved is NULL": backward(func(a *cAttentionArgs, g *cAttentionGrads) {
+				a.saved, a.saved_bytes = nil, 0
+			}),
+			"dq is NULL": backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dq = nil }),
+			"small workspace": backward(func(a *cAttentionArgs, g *cAttentionGrads) {
+				a.workspace, a.workspace_bytes = aligned(64), 64
+			}),
+			"dq over dk": backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
+			"reserved":   backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.reserved = 1 }),
 		}},
 	}
 }
 
 func (r *rankCalls) layerCalls() []collectiveCall {
 	with := func(change func(a *cAttentionLayerArgs)) func() error {
-		return changed(r.layer, change, func(a *cAttentionLayerArgs) error { return attentionLayerForward(r.plan, r.batch, p(a)) })
+		return changed(r.layer, change, func(a *cAttentionLayerArgs) error {
+			return attentionLayerForward(r.plan, r.batch, p(a))
+		})
 	}
 	backward := func(change func(a *cAttentionLayerArgs, g *cAttentionLayerGrads)) func() error {
 		return changedGrads(r.layer, r.layerGrads, change, func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) error {
@@ -196,14 +235,23 @@ func (r *rankCalls) layerCalls() []collectiveCall {
 			"wq is NULL":            with(func(a *cAttentionLayerArgs) { a.wq = nil }),
 			"q_norm without k_norm": with(func(a *cAttentionLayerArgs) { a.q_norm = tensorOf(callDim) }),
 			"shape of y":            with(func(a *cAttentionLayerArgs) { a.y = a.wq }),
-			"small workspace":       with(func(a *cAttentionLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"hidden":                with(func(a *cAttentionLayerArgs) { a.hidden = 0 }),
+			"small workspace": with(func(a *cAttentionLayerArgs) {
+				a.workspace, a.workspace_bytes = aligned(64), 64
+			}),
+			"hidden": with(func(a *cAttentionLayerArgs) { a.hidden = 0 }),
 		}},
-		{"ulysses_attention_layer_backward", backward(func(*cAttentionLayerArgs, *cAttentionLayerGrads) {}), map[string]func() error{
-			"dy is NULL":                 backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dy = nil }),
-			"gradient of a missing bias": backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dbq = tensorOf(callHeads * callDim) }),
-			"saved is NULL":              backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
-		}},
+		{"ulysses_attention_layer_backward", backward(func(*cAttentionLayerArgs, *cAttentionLayerGrads) {}),
+			map[string]func() error{
+				"dy is NULL": backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) {
+					g.dy = nil
+				}),
+				"gradient of a missing bias": backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) {
+					g.dbq = tensorOf(callHeads * callDim)
+				}),
+				"saved is NULL": backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) {
+					a.saved, a.saved_bytes = nil, 0
+				}),
+			}},
 	}
 }
 
@@ -230,11 +278,14 @@ func (r *rankCalls) passCalls() []collectiveCall {
 			"small saved":     with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
 			"lse on one rank": with(func(a *cAttentionArgs) { a.lse = r.gates() }),
 		}},
-		{"ulysses_attention_backward_start", backward(func(*cAttentionArgs, *cAttentionGrads) {}), map[string]func() error{
-			"dv is NULL":    backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dv = nil }),
-			"saved is NULL": backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.saved, a.saved_bytes = nil, 0 }),
-			"dq over dk":    backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
-		}},
+		{"ulysses_attention_backward_start", backward(func(*cAttentionArgs, *cAttentionGrads) {}),
+			map[string]func() error{
+				"dv is NULL": backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dv = nil }),
+				"saved is NULL": backward(func(a *cAttentionArgs, g *cAttentionGrads) {
+					a.saved, a.saved_bytes = nil, 0
+				}),
+				"dq over dk": backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
+			}},
 	}
 }
 
@@ -253,10 +304,12 @@ func (r *rankCalls) reshardCalls() []collectiveCall {
 	}
 	return []collectiveCall{
 		{"ulysses_seq_to_heads", with(r.toHeads, true, func(*cReshardArgs) {}), map[string]func() error{
-			"n":                    with(r.toHeads, true, func(a *cReshardArgs) { a.n = 0 }),
-			"n on one rank":        with(r.toHeads, true, func(a *cReshardArgs) { a.n = 1 }),
-			"shared":               with(r.toHeads, true, func(a *cReshardArgs) { a.shared = nil }),
-			"small workspace":      with(r.toHeads, true, func(a *cReshardArgs) { a.workspace, a.workspace_bytes = aligned(64), 8 }),
+			"n":             with(r.toHeads, true, func(a *cReshardArgs) { a.n = 0 }),
+			"n on one rank": with(r.toHeads, true, func(a *cReshardArgs) { a.n = 1 }),
+			"shared":        with(r.toHeads, true, func(a *cReshardArgs) { a.shared = nil }),
+			"small workspace": with(r.toHeads, true, func(a *cReshardArgs) {
+				a.workspace, a.workspace_bytes = aligned(64), 8
+			}),
 			"in and out exchanged": with(r.toHeads, true, func(a *cReshardArgs) { a.in, a.out = a.out, a.in }),
 		}},
 		{"ulysses_heads_to_seq", with(r.toSeq, false, func(*cReshardArgs) {}), map[string]func() error{
@@ -265,8 +318,10 @@ func (r *rankCalls) reshardCalls() []collectiveCall {
 		}},
 		{"ulysses_seq_to_heads_start", started(r.toHeads, true, func(*cReshardArgs) {}), map[string]func() error{
 			"request is NULL": func() error { return reshardStart(r.plan, r.batch, p(&r.toHeads), true, nil) },
-			"small workspace": started(r.toHeads, true, func(a *cReshardArgs) { a.workspace, a.workspace_bytes = aligned(64), 8 }),
-			"sum_copies":      started(r.toHeads, true, func(a *cReshardArgs) { a.sum_copies = 1 }),
+			"small workspace": started(r.toHeads, true, func(a *cReshardArgs) {
+				a.workspace, a.workspace_bytes = aligned(64), 8
+			}),
+			"sum_copies": started(r.toHeads, true, func(a *cReshardArgs) { a.sum_copies = 1 }),
 		}},
 		{"ulysses_heads_to_seq_start", started(r.toSeq, false, func(*cReshardArgs) {}), map[string]func() error{
 			"out is NULL": started(r.toSeq, false, func(a *cReshardArgs) { a.out = nil }),
@@ -276,7 +331,9 @@ func (r *rankCalls) reshardCalls() []collectiveCall {
 
 func (r *rankCalls) haloCalls() []collectiveCall {
 	with := func(forward bool, change func(a *cHaloArgs)) func() error {
-		return changed(r.halo, change, func(a *cHaloArgs) error { return callHalo(haloName(forward), r.ctx, r.batch, p(a), forward) })
+		return changed(r.halo, change, func(a *cHaloArgs) error {
+			return callHalo(haloName(forward), r.ctx, r.batch, p(a), forward)
+		})
 	}
 	sum, count, negative := 1.0, int64(1), int64(-1)
 	return []collectiveCall{
@@ -290,10 +347,11 @@ func (r *rankCalls) haloCalls() []collectiveCall {
 		{"ulysses_halo_backward", with(false, func(*cHaloArgs) {}), map[string]func() error{
 			"x is NULL": with(false, func(a *cHaloArgs) { a.x = nil }),
 		}},
-		{"ulysses_loss_reduce", func() error { sum, count = 1, 1; return lossReduce(r.ctx, p(&sum), p(&count), nil) }, map[string]func() error{
-			"sum is NULL": func() error { return lossReduce(r.ctx, nil, p(&count), nil) },
-			"count":       func() error { return lossReduce(r.ctx, p(&sum), p(&negative), nil) },
-		}},
+		{"ulysses_loss_reduce", func() error { sum, count = 1, 1; return lossReduce(r.ctx, p(&sum), p(&count), nil) },
+			map[string]func() error{
+				"sum is NULL": func() error { return lossReduce(r.ctx, nil, p(&count), nil) },
+				"count":       func() error { return lossReduce(r.ctx, p(&sum), p(&negative), nil) },
+			}},
 	}
 }
 
@@ -344,12 +402,15 @@ func (r *rankCalls) gdnCalls() (list []collectiveCall) {
 	}
 	for i := range r.gdn {
 		with := func(change func(a *cGDNArgs, g *cGDNGrads)) func() error {
-			return changedGrads(r.gdn[i], r.gdnGrads, change, func(a *cGDNArgs, g *cGDNGrads) error { return gdnBackward(r.rules[i], r.batch, p(a), p(g)) })
+			return changedGrads(r.gdn[i], r.gdnGrads, change, func(a *cGDNArgs, g *cGDNGrads) error {
+				return gdnBackward(r.rules[i], r.batch, p(a), p(g))
+			})
 		}
-		list = append(list, collectiveCall{"ulysses_gdn_backward", with(func(*cGDNArgs, *cGDNGrads) {}), map[string]func() error{
-			"dg is NULL":    with(func(a *cGDNArgs, g *cGDNGrads) { g.dg = nil }),
-			"saved is NULL": with(func(a *cGDNArgs, g *cGDNGrads) { a.saved, a.saved_bytes = nil, 0 }),
-		}})
+		list = append(list,
+			collectiveCall{"ulysses_gdn_backward", with(func(*cGDNArgs, *cGDNGrads) {}), map[string]func() error{
+				"dg is NULL":    with(func(a *cGDNArgs, g *cGDNGrads) { g.dg = nil }),
+				"saved is NULL": with(func(a *cGDNArgs, g *cGDNGrads) { a.saved, a.saved_bytes = nil, 0 }),
+			}})
 	}
 	return list
 }
@@ -357,38 +418,45 @@ func (r *rankCalls) gdnCalls() (list []collectiveCall) {
 func (r *rankCalls) gdnLayerCalls() (list []collectiveCall) {
 	for i := range r.gdnLayers {
 		with := func(change func(a *cGDNLayerArgs)) func() error {
-			return changed(r.gdnLayers[i], change, func(a *cGDNLayerArgs) error { return gdnLayerForward(r.rules[i], r.batch, p(a)) })
+			return changed(r.gdnLayers[i], change, func(a *cGDNLayerArgs) error {
+				return gdnLayerForward(r.rules[i], r.batch, p(a))
+			})
 		}
 		low := tensorOf(callHeads) // [Hv] of BF16
 		low.code, low.bits = 4, 16
-		list = append(list, collectiveCall{"ulysses_gdn_layer_forward", with(func(*cGDNLayerArgs) {}), map[string]func() error{
-			"qkv is NULL":       with(func(a *cGDNLayerArgs) { a.qkv = nil }),
-			"z is NULL":         with(func(a *cGDNLayerArgs) { a.z = nil }),
-			"plan of attention": func() error { return gdnLayerForward(r.plan, r.batch, p(&r.gdnLayers[i])) },
-			"shape of conv":     with(func(a *cGDNLayerArgs) { a.conv = tensorOf(callChannels, callWidth+1) }),
-			"type of a_log":     with(func(a *cGDNLayerArgs) { a.a_log = low }),
-			"eps":               with(func(a *cGDNLayerArgs) { a.eps = 2 }),
-			"eps on one rank":   with(func(a *cGDNLayerArgs) { a.eps = 1e-3 }),
-			"out over z":        with(func(a *cGDNLayerArgs) { a.out = a.z }),
-			"small saved":       with(func(a *cGDNLayerArgs) { a.saved_bytes -= 64 }),
-			"small workspace":   with(func(a *cGDNLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-		}})
+		list = append(list,
+			collectiveCall{"ulysses_gdn_layer_forward", with(func(*cGDNLayerArgs) {}), map[string]func() error{
+				"qkv is NULL":       with(func(a *cGDNLayerArgs) { a.qkv = nil }),
+				"z is NULL":         with(func(a *cGDNLayerArgs) { a.z = nil }),
+				"plan of attention": func() error { return gdnLayerForward(r.plan, r.batch, p(&r.gdnLayers[i])) },
+				"shape of conv":     with(func(a *cGDNLayerArgs) { a.conv = tensorOf(callChannels, callWidth+1) }),
+				"type of a_log":     with(func(a *cGDNLayerArgs) { a.a_log = low }),
+				"eps":               with(func(a *cGDNLayerArgs) { a.eps = 2 }),
+				"eps on one rank":   with(func(a *cGDNLayerArgs) { a.eps = 1e-3 }),
+				"out over z":        with(func(a *cGDNLayerArgs) { a.out = a.z }),
+				"small saved":       with(func(a *cGDNLayerArgs) { a.saved_bytes -= 64 }),
+				"small workspace":   with(func(a *cGDNLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			}})
 	}
 	for i := range r.gdnLayers {
 		with := func(change func(a *cGDNLayerArgs, g *cGDNLayerGrads)) func() error {
-			return changedGrads(r.gdnLayers[i], r.gdnLayerGrads, change, func(a *cGDNLayerArgs, g *cGDNLayerGrads) error {
-				return gdnLayerBackward(r.rules[i], r.batch, p(a), p(g))
-			})
+			return changedGrads(r.gdnLayers[i], r.gdnLayerGrads, change,
+				func(a *cGDNLayerArgs, g *cGDNLayerGrads) error {
+					return gdnLayerBackward(r.rules[i], r.batch, p(a), p(g))
+				})
 		}
-		list = append(list, collectiveCall{"ulysses_gdn_layer_backward", with(func(*cGDNLayerArgs, *cGDNLayerGrads) {}), map[string]func() error{
-			"dz is NULL":     with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.dz = nil }),
-			"shape of dconv": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.dconv = tensorOf(callWidth, callChannels) }),
-			"reserved":       with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.reserved = 1 }),
-			"saved is NULL":  with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
-			"saved of the rule": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) {
-				a.saved, a.saved_bytes = r.gdn[i].saved, r.gdn[i].saved_bytes
-			}),
-		}})
+		list = append(list, collectiveCall{"ulysses_gdn_layer_backward", with(func(*cGDNLayerArgs, *cGDNLayerGrads) {}),
+			map[string]func() error{
+				"dz is NULL": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.dz = nil }),
+				"shape of dconv": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) {
+					g.dconv = tensorOf(callWidth, callChannels)
+				}),
+				"reserved":      with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.reserved = 1 }),
+				"saved is NULL": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
+				"saved of the rule": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) {
+					a.saved, a.saved_bytes = r.gdn[i].saved, r.gdn[i].saved_bytes
+				}),
+			}})
 	}
 	return list
 }

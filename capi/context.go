@@ -69,7 +69,8 @@ type context struct {
 // enter begins a call on the context. It fails if another thread or a callback is in a call.
 func (c *context) enter(op string) error {
 	if !c.mu.TryLock() {
-		return invalid("%s: the context is already in a call, of another thread or of the call around this callback; make one call at a time", op)
+		return invalid("%s: the context is already in a call, of another thread or of the call around this callback; make one call at a time",
+			op)
 	}
 	err := c.failed
 	if c.closed {
@@ -127,15 +128,19 @@ func readOptions(op string, p unsafe.Pointer) (s settings, err error) {
 	case o.comm < 0 || o.comm > 3:
 		return s, invalid("%s: comm is %d; use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
 	case o.comm >= 2 && o.device != onCUDA:
-		return s, unsupported("%s: comm is %d (NCCL or IPC), which needs ULYSSES_CUDA; use ULYSSES_COMM_AUTO on the CPU", op, o.comm)
+		return s, unsupported(
+			"%s: comm is %d (NCCL or IPC), which needs ULYSSES_CUDA; use ULYSSES_COMM_AUTO on the CPU", op, o.comm)
 	case o.timeout != 0:
 		return s, unsupported("%s: timeout %d: %s", op, o.timeout, notbuilt.Timeouts.Text(notbuilt.Timeouts.Instead))
 	case o.nccl_comm != nil:
 		return s, unsupported("%s: nccl_comm: %s", op, notbuilt.SharedNCCL.Text(notbuilt.SharedNCCL.Instead))
 	case o.flags&^(flagOwnWorkspaces|flagNoAgreement) != 0 || o.reserved != 0:
-		return s, invalid("%s: flags is %#x and reserved %d; the flags are ULYSSES_OWN_WORKSPACES and ULYSSES_NO_AGREEMENT, reserved is 0", op, o.flags, o.reserved)
+		return s, invalid(
+			"%s: flags is %#x and reserved %d; the flags are ULYSSES_OWN_WORKSPACES and ULYSSES_NO_AGREEMENT, reserved is 0",
+			op, o.flags, o.reserved)
 	}
-	s = settings{gpu: o.device == onCUDA, ordinal: o.ordinal, threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm, flags: o.flags}
+	s = settings{gpu: o.device == onCUDA, ordinal: o.ordinal, threads: int(o.threads), ulysses: o.ulysses,
+		ring: max(1, o.ring), comm: o.comm, flags: o.flags}
 	if f := o.log; f != nil {
 		user := o.log_user
 		s.log = func(level int32, line string) { callLog(unsafe.Pointer(f), user, level, line) }
@@ -159,8 +164,10 @@ func newLocal(opts, out unsafe.Pointer) error {
 // newContext creates a context on a communicator and owns the communicator, also if it fails. The
 // ranks have agreed on errors in their own arguments before. Collective.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
-	x := &context{comm: c, deviceType: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, savedIDs: map[identity]bool{}, log: s.log, operands: make([]operand, 0, 64),
-		loss: make([]float64, 2), agreement: newAgreement(c.Size()), ownWorkspaces: s.flags&flagOwnWorkspaces != 0, noAgreement: s.flags&flagNoAgreement != 0}
+	x := &context{comm: c, deviceType: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{},
+		savedIDs: map[identity]bool{}, log: s.log, operands: make([]operand, 0, 64),
+		loss: make([]float64, 2), agreement: newAgreement(c.Size()), ownWorkspaces: s.flags&flagOwnWorkspaces != 0,
+		noAgreement: s.flags&flagNoAgreement != 0}
 	x.admit = func(err error) error { return x.agree(x.explainSaved(err)) }
 	defer func() {
 		if err != nil {
@@ -168,12 +175,15 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 		}
 		x.gpu.leave()
 	}()
-	if err := comm.Same(c, op, append(intFields(namedInt{"ulysses", int64(s.ulysses)}, namedInt{"ring", int64(s.ring)}, namedInt{"comm", int64(s.comm)}, namedInt{"flags", int64(s.flags)}),
-		comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]})...); err != nil {
+	if err := comm.Same(c, op,
+		append(intFields(namedInt{"ulysses", int64(s.ulysses)}, namedInt{"ring", int64(s.ring)},
+			namedInt{"comm", int64(s.comm)}, namedInt{"flags", int64(s.flags)}),
+			comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]})...); err != nil {
 		return err
 	}
 	if n := int64(c.Size()); s.ulysses != 0 && int64(s.ulysses)*int64(s.ring) != n {
-		return invalid("%s: ulysses is %d and ring %d on %d ranks; their product must be the number of ranks, or ulysses 0", op, s.ulysses, s.ring, n)
+		return invalid("%s: ulysses is %d and ring %d on %d ranks; their product must be the number of ranks, or ulysses 0",
+			op, s.ulysses, s.ring, n)
 	} else if n%int64(s.ring) != 0 {
 		return invalid("%s: ring is %d on %d ranks; it must divide the number of ranks", op, s.ring, n)
 	}
@@ -203,10 +213,12 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 // checkTransport refuses settings that the transport of tensors does not support.
 func (c *context) checkTransport(op string, s settings) error {
 	if c.ownMemoryOnly() && c.ownWorkspaces {
-		return invalid("%s: ULYSSES_OWN_WORKSPACES is set, and ULYSSES_COMM_IPC sends from the context's own memory only; do not set the flag, or set comm to ULYSSES_COMM_NCCL or ULYSSES_COMM_HOST", op)
+		return invalid("%s: ULYSSES_OWN_WORKSPACES is set, and ULYSSES_COMM_IPC sends from the context's own memory only; do not set the flag, or set comm to ULYSSES_COMM_NCCL or ULYSSES_COMM_HOST",
+			op)
 	}
 	if c.comm.Size() > 1 && c.transport() == transportHost && !s.hasAlltoallv {
-		return invalid("%s: alltoallv is NULL, and it is needed for tensors on the CPU and for ULYSSES_COMM_HOST; set it, or use NCCL or IPC on CUDA", op)
+		return invalid("%s: alltoallv is NULL, and it is needed for tensors on the CPU and for ULYSSES_COMM_HOST; set it, or use NCCL or IPC on CUDA",
+			op)
 	}
 	return nil
 }
@@ -246,7 +258,9 @@ func (c *context) reserve(bytes int64) error {
 	}
 	b, err := c.dev.Alloc(bytes)
 	if err != nil {
-		return status.Errorf(status.Of(err), "libulysses: cannot allocate the context's own workspace: %w, or set ULYSSES_OWN_WORKSPACES and give each call its workspace", err)
+		return status.Errorf(status.Of(err),
+			"libulysses: cannot allocate the context's own workspace: %w, or set ULYSSES_OWN_WORKSPACES and give each call its workspace",
+			err)
 	}
 	if c.ownWorkspace != nil && c.ownMemoryOnly() {
 		c.gpu.retired = append(c.gpu.retired, c.ownWorkspace)
@@ -276,7 +290,8 @@ func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64, need int6
 
 // noWorkspace returns the error for a NULL workspace with ULYSSES_OWN_WORKSPACES.
 func noWorkspace(op string, need int64) error {
-	return invalid("%s: workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give %d bytes", op, need)
+	return invalid("%s: workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give %d bytes",
+		op, need)
 }
 
 // inContext runs the body of a call on a context that is not collective.
@@ -295,8 +310,10 @@ func inContext(op string, h uintptr, body func(c *context) error) error {
 func contextQuery(h uintptr, out unsafe.Pointer) error {
 	const op = "ulysses_context_query"
 	return inContext(op, h, func(c *context) error {
-		return writeStruct(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(int64(c.comm.Size()) / c.ring), ring: int32(c.ring),
-			device: c.deviceType, ordinal: c.ordinal, comm: c.transport()})
+		return writeStruct(op, "out", out,
+			&cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()),
+				ulysses: int32(int64(c.comm.Size()) / c.ring), ring: int32(c.ring), device: c.deviceType,
+				ordinal: c.ordinal, comm: c.transport()})
 	})
 }
 
@@ -313,7 +330,8 @@ func contextAbort(h uintptr, why int32) error {
 		if code == status.OK {
 			code = status.Internal
 		}
-		c.failed = status.Errorf(code, "%s was called with status %d (%v); destroy the context", op, why, status.Code(why))
+		c.failed = status.Errorf(code, "%s was called with status %d (%v); destroy the context", op, why,
+			status.Code(why))
 		c.comm.Abort(code, op)
 		return nil
 	})

@@ -25,7 +25,8 @@ func tensorOf(shape ...int64) *cTensor {
 	for i := range data {
 		data[i] = float32(i*7%19)/19 - 0.5
 	}
-	x.t = cTensor{data: p(&data[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &x.shape[0]}
+	x.t = cTensor{data: p(&data[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1,
+		shape: &x.shape[0]}
 	return &x.t
 }
 
@@ -40,7 +41,8 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 		return aligned(size.workspace + 64), size.workspace
 	}
 	r.attention.lse = r.gates()
-	r.attention.workspace, r.attention.workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.plan, r.batch, p(s)) })
+	r.attention.workspace,
+		r.attention.workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.plan, r.batch, p(s)) })
 	for _, a := range []*cReshardArgs{&r.toHeads, &r.toSeq} {
 		must(t, reshardWorkspace(r.plan, r.batch, p(a), int32(b2i(a == &r.toHeads)), p(&a.workspace_bytes)))
 		a.workspace = aligned(a.workspace_bytes + 64)
@@ -50,11 +52,16 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 	r.layer.bq, r.layer.q_norm, r.layer.k_norm = tensorOf(callHeads*callDim), tensorOf(callDim), tensorOf(callDim)
 	r.layer.cos, r.layer.sin = tensorOf(r.rows, callDim/2), tensorOf(r.rows, callDim/2)
 	r.layerGrads.dbq, r.layerGrads.dk_norm = tensorOf(callHeads*callDim), tensorOf(callDim)
-	r.layer.workspace, r.layer.workspace_bytes = workspaceOf(func(s *cSizes) error { return attentionLayerSizes(r.plan, r.batch, p(&r.layer), p(s)) })
+	r.layer.workspace, r.layer.workspace_bytes = workspaceOf(func(s *cSizes) error {
+		return attentionLayerSizes(r.plan, r.batch, p(&r.layer), p(s))
+	})
 	r.layer.saved, r.layer.saved_bytes = aligned(size.saved+64), size.saved
 	for i := range r.gdn {
 		r.gdn[i].state_in, r.gdn[i].state_out = r.states(), r.states()
-		r.gdn[i].workspace, r.gdn[i].workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.rules[i], r.batch, p(s)) })
+		r.gdn[i].workspace,
+			r.gdn[i].workspace_bytes = workspaceOf(func(s *cSizes) error {
+			return planSizes(r.rules[i], r.batch, p(s))
+		})
 		decays := unsafe.Slice((*float32)(r.gdn[i].g.data), r.rows*callHeads)
 		for j := range decays {
 			decays[j] -= 1
@@ -62,7 +69,10 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 	}
 	r.gdnGrads.dstate_out, r.gdnGrads.dstate_in = r.states(), r.states()
 	for i := range r.gdnLayers {
-		r.gdnLayers[i].workspace, r.gdnLayers[i].workspace_bytes = workspaceOf(func(s *cSizes) error { return gdnLayerSizes(r.rules[i], r.batch, p(s)) })
+		r.gdnLayers[i].workspace,
+			r.gdnLayers[i].workspace_bytes = workspaceOf(func(s *cSizes) error {
+			return gdnLayerSizes(r.rules[i], r.batch, p(s))
+		})
 	}
 	sum, count := 1.0, int64(1)
 	var request uintptr

@@ -60,7 +60,8 @@ func uly_context_abort(c handle, why C.int32_t, t text) C.int32_t {
 }
 
 // destroyNames are the C functions that call uly_destroy.
-var destroyNames = map[handleKind]string{contextKind: "ulysses_context_destroy", planKind: "ulysses_plan_destroy", batchKind: "ulysses_batch_destroy"}
+var destroyNames = map[handleKind]string{contextKind: "ulysses_context_destroy", planKind: "ulysses_plan_destroy",
+	batchKind: "ulysses_batch_destroy"}
 
 //export uly_destroy
 func uly_destroy(kind C.int32_t, h handle, t text) C.int32_t {
@@ -108,17 +109,20 @@ func uly_batch_positions(b handle, out pointer, t text) C.int32_t {
 
 //export uly_block_mask
 func uly_block_mask(pattern pointer, heads, blocks C.int64_t, mask pointer, t text) C.int32_t {
-	return finish("ulysses_block_mask", guarded(func() error { return blockMask(pattern, int64(heads), int64(blocks), mask) }), t)
+	return finish("ulysses_block_mask",
+		guarded(func() error { return blockMask(pattern, int64(heads), int64(blocks), mask) }), t)
 }
 
 //export uly_reshard
 func uly_reshard(p, b handle, args pointer, toHeads C.int32_t, t text) C.int32_t {
-	return finish(reshardName(toHeads != 0), guarded(func() error { return reshard(uintptr(p), uintptr(b), args, toHeads != 0) }), t)
+	return finish(reshardName(toHeads != 0),
+		guarded(func() error { return reshard(uintptr(p), uintptr(b), args, toHeads != 0) }), t)
 }
 
 //export uly_reshard_start
 func uly_reshard_start(p, b handle, args pointer, toHeads C.int32_t, out pointer, t text) C.int32_t {
-	return finish(startName(toHeads != 0), guarded(func() error { return reshardStart(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
+	return finish(startName(toHeads != 0),
+		guarded(func() error { return reshardStart(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
 }
 
 //export uly_request_wait
@@ -128,7 +132,8 @@ func uly_request_wait(r handle, t text) C.int32_t {
 
 //export uly_reshard_workspace
 func uly_reshard_workspace(p, b handle, args pointer, toHeads C.int32_t, out pointer, t text) C.int32_t {
-	return finish("ulysses_reshard_workspace", guarded(func() error { return reshardWorkspace(uintptr(p), uintptr(b), args, int32(toHeads), out) }), t)
+	return finish("ulysses_reshard_workspace",
+		guarded(func() error { return reshardWorkspace(uintptr(p), uintptr(b), args, int32(toHeads), out) }), t)
 }
 
 //export uly_halo
@@ -139,7 +144,8 @@ func uly_halo(c, b handle, args pointer, forward C.int32_t, t text) C.int32_t {
 
 //export uly_halo_workspace
 func uly_halo_workspace(c, b handle, args, out pointer, t text) C.int32_t {
-	return finish("ulysses_halo_workspace", guarded(func() error { return haloWorkspace(uintptr(c), uintptr(b), args, out) }), t)
+	return finish("ulysses_halo_workspace",
+		guarded(func() error { return haloWorkspace(uintptr(c), uintptr(b), args, out) }), t)
 }
 
 //export uly_loss_reduce
@@ -149,22 +155,26 @@ func uly_loss_reduce(c handle, sum, count, mean pointer, t text) C.int32_t {
 
 //export uly_attention_forward
 func uly_attention_forward(p, b handle, args pointer, t text) C.int32_t {
-	return finish("ulysses_attention_forward", guarded(func() error { return attentionForward(uintptr(p), uintptr(b), args) }), t)
+	return finish("ulysses_attention_forward",
+		guarded(func() error { return attentionForward(uintptr(p), uintptr(b), args) }), t)
 }
 
 //export uly_attention_backward
 func uly_attention_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish("ulysses_attention_backward", guarded(func() error { return attentionBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_attention_backward",
+		guarded(func() error { return attentionBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 //export uly_forward_start
 func uly_forward_start(p, b handle, args, out pointer, t text) C.int32_t {
-	return finish("ulysses_attention_forward_start", guarded(func() error { return forwardStart(uintptr(p), uintptr(b), args, out) }), t)
+	return finish("ulysses_attention_forward_start",
+		guarded(func() error { return forwardStart(uintptr(p), uintptr(b), args, out) }), t)
 }
 
 //export uly_backward_start
 func uly_backward_start(p, b handle, args, grads, out pointer, t text) C.int32_t {
-	return finish("ulysses_attention_backward_start", guarded(func() error { return backwardStart(uintptr(p), uintptr(b), args, grads, out) }), t)
+	return finish("ulysses_attention_backward_start",
+		guarded(func() error { return backwardStart(uintptr(p), uintptr(b), args, grads, out) }), t)
 }
 
 //export uly_pass_send
@@ -189,32 +199,38 @@ func uly_pass_cancel(x handle, t text) C.int32_t {
 
 //export uly_local_forward
 func uly_local_forward(p, b handle, args, f, user pointer, t text) C.int32_t {
-	return finish("ulysses_local_forward", guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, user) }), t)
+	return finish("ulysses_local_forward",
+		guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, user) }), t)
 }
 
 //export uly_local_backward
 func uly_local_backward(p, b handle, args, grads, f, user pointer, t text) C.int32_t {
-	return finish("ulysses_local_backward", guarded(func() error { return localBackward(uintptr(p), uintptr(b), args, grads, f, user) }), t)
+	return finish("ulysses_local_backward",
+		guarded(func() error { return localBackward(uintptr(p), uintptr(b), args, grads, f, user) }), t)
 }
 
 //export uly_local_sizes
 func uly_local_sizes(p, b handle, out pointer, t text) C.int32_t {
-	return finish("ulysses_local_sizes", guarded(func() error { return localSizesQuery(uintptr(p), uintptr(b), out) }), t)
+	return finish("ulysses_local_sizes", guarded(func() error { return localSizesQuery(uintptr(p), uintptr(b), out) }),
+		t)
 }
 
 //export uly_attention_layer_sizes
 func uly_attention_layer_sizes(p, b handle, args, out pointer, t text) C.int32_t {
-	return finish("ulysses_attention_layer_sizes", guarded(func() error { return attentionLayerSizes(uintptr(p), uintptr(b), args, out) }), t)
+	return finish("ulysses_attention_layer_sizes",
+		guarded(func() error { return attentionLayerSizes(uintptr(p), uintptr(b), args, out) }), t)
 }
 
 //export uly_attention_layer_forward
 func uly_attention_layer_forward(p, b handle, args pointer, t text) C.int32_t {
-	return finish("ulysses_attention_layer_forward", guarded(func() error { return attentionLayerForward(uintptr(p), uintptr(b), args) }), t)
+	return finish("ulysses_attention_layer_forward",
+		guarded(func() error { return attentionLayerForward(uintptr(p), uintptr(b), args) }), t)
 }
 
 //export uly_attention_layer_backward
 func uly_attention_layer_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish("ulysses_attention_layer_backward", guarded(func() error { return attentionLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_attention_layer_backward",
+		guarded(func() error { return attentionLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 //export uly_gdn_plan
@@ -229,22 +245,26 @@ func uly_gdn_forward(p, b handle, args pointer, t text) C.int32_t {
 
 //export uly_gdn_backward
 func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish("ulysses_gdn_backward", guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_gdn_backward",
+		guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 //export uly_gdn_layer_sizes
 func uly_gdn_layer_sizes(p, b handle, out pointer, t text) C.int32_t {
-	return finish("ulysses_gdn_layer_sizes", guarded(func() error { return gdnLayerSizes(uintptr(p), uintptr(b), out) }), t)
+	return finish("ulysses_gdn_layer_sizes",
+		guarded(func() error { return gdnLayerSizes(uintptr(p), uintptr(b), out) }), t)
 }
 
 //export uly_gdn_layer_forward
 func uly_gdn_layer_forward(p, b handle, args pointer, t text) C.int32_t {
-	return finish("ulysses_gdn_layer_forward", guarded(func() error { return gdnLayerForward(uintptr(p), uintptr(b), args) }), t)
+	return finish("ulysses_gdn_layer_forward",
+		guarded(func() error { return gdnLayerForward(uintptr(p), uintptr(b), args) }), t)
 }
 
 //export uly_gdn_layer_backward
 func uly_gdn_layer_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish("ulysses_gdn_layer_backward", guarded(func() error { return gdnLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_gdn_layer_backward",
+		guarded(func() error { return gdnLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 // devices returns the devices that this library supports or has a plug-in for, the ones on which a
@@ -279,8 +299,9 @@ func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
 		built, usable, why := devices()
 		b, err := json.Marshal(map[string]any{
-			"version": uint32(C.ULYSSES_VERSION), "commit": version.Commit(), "built": built, "devices": usable, "unusable": why,
-			"cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(), "unbuilt": notbuilt.Names()})
+			"version": uint32(C.ULYSSES_VERSION), "commit": version.Commit(), "built": built, "devices": usable,
+			"unusable": why,
+			"cuda":     cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(), "unbuilt": notbuilt.Names()})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0
 		return err

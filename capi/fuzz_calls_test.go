@@ -14,8 +14,9 @@ func (x *fuzzCall) passes() error    { return x.attend(true) }
 func (x *fuzzCall) attend(pass bool) error {
 	x.loose = true
 	size := x.sizes(func(s *cSizes) error { return planSizes(x.plan, x.batch, p(s)) })
-	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x.input(x.b, x.rows, x.heads, x.dim), k: x.input(x.b, x.kvRows, x.kvHeads, x.dim),
-		v: x.input(x.b, x.kvRows, x.kvHeads, x.vDim), out: x.output(x.b, x.rows, x.heads, x.vDim)}
+	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x.input(x.b, x.rows, x.heads, x.dim),
+		k: x.input(x.b, x.kvRows, x.kvHeads, x.dim), v: x.input(x.b, x.kvRows, x.kvHeads, x.vDim),
+		out: x.output(x.b, x.rows, x.heads, x.vDim)}
 	if x.oneIn(3) {
 		a.lse = x.output(x.b, x.rows, x.heads)
 	}
@@ -35,7 +36,8 @@ func (x *fuzzCall) attend(pass bool) error {
 	}
 	checkOutputsApart(x.t, x.outputs, x.all)
 	x.outputs, x.all = nil, nil
-	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: x.input(x.b, x.rows, x.heads, x.vDim), dq: x.output(x.b, x.rows, x.heads, x.dim),
+	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})),
+		dout: x.input(x.b, x.rows, x.heads, x.vDim), dq: x.output(x.b, x.rows, x.heads, x.dim),
 		dk: x.output(x.b, x.kvRows, x.kvHeads, x.dim), dv: x.output(x.b, x.kvRows, x.kvHeads, x.vDim)}
 	x.corrupt(p(&g), 0, unsafe.Offsetof(g.dout))
 	return x.run(func() error {
@@ -49,7 +51,8 @@ func (x *fuzzCall) attend(pass bool) error {
 // pass runs an overlapped pass, with random steps before the ones in order.
 func (x *fuzzCall) pass(start func(out unsafe.Pointer) error) error {
 	var pass uintptr
-	steps := [...]func(which int32) error{func(which int32) error { return passSend(pass, which) }, func(which int32) error { return passWait(pass, which) }, func(int32) error { return passAttend(pass) }}
+	steps := [...]func(which int32) error{func(which int32) error { return passSend(pass, which) },
+		func(which int32) error { return passWait(pass, which) }, func(int32) error { return passAttend(pass) }}
 	try := func(step int, which int32) {
 		if err := steps[step](which); err != nil {
 			refused(x.t, "a step out of order", status.InvalidArgument, err)
@@ -65,7 +68,8 @@ func (x *fuzzCall) pass(start func(out unsafe.Pointer) error) error {
 		if canceled && passCancel(pass) == nil {
 			continue
 		}
-		for _, s := range [...][2]int{{0, tensorQ}, {0, tensorK}, {0, tensorV}, {2, 0}, {1, tensorV}, {1, tensorK}, {1, tensorQ}} {
+		for _, s := range [...][2]int{{0, tensorQ}, {0, tensorK}, {0, tensorV}, {2, 0}, {1, tensorV}, {1, tensorK},
+			{1, tensorQ}} {
 			try(s[0], int32(s[1]))
 		}
 		refused(x.t, "a pass that ended", status.InvalidArgument, passCancel(pass))
@@ -89,7 +93,8 @@ func (x *fuzzCall) reshard() error {
 			in[i].code, in[i].bits, out[i].code, out[i].bits = 1, 8, 1, 8
 		}
 	}
-	a := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: int32(x.bounded(int64(n), maxReshard+1)), in: &in[0], out: &out[0], shared: &shared[0]}
+	a := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: int32(x.bounded(int64(n), maxReshard+1)),
+		in: &in[0], out: &out[0], shared: &shared[0]}
 	x.corrupt(p(&a), 0, unsafe.Offsetof(a.n))
 	toHeads := x.oneIn(2)
 	if !toHeads && !bytes && x.oneIn(2) {
@@ -113,7 +118,8 @@ func (x *fuzzCall) halo() error {
 	if x.oneIn(2) {
 		n = -n
 	}
-	a := cHaloArgs{struct_size: uint32(unsafe.Sizeof(cHaloArgs{})), n: n, x: x.input(x.b, x.rows, x.dim), halo: x.input(x.b, max(n, -n), x.dim)}
+	a := cHaloArgs{struct_size: uint32(unsafe.Sizeof(cHaloArgs{})), n: n, x: x.input(x.b, x.rows, x.dim),
+		halo: x.input(x.b, max(n, -n), x.dim)}
 	x.corrupt(p(&a), 0, unsafe.Offsetof(a.n))
 	var need uint64
 	x.mustAccept(x.run(func() error { return haloWorkspace(x.host.ctx, x.batch, p(&a), p(&need)) }))
@@ -132,7 +138,8 @@ func (x *fuzzCall) layer() error {
 	}
 	x.hidden = 1 + x.Int64N(5)
 	h, q, k, v := x.hidden, x.heads*x.dim, x.kvHeads*x.dim, x.kvHeads*x.vDim
-	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: x.number(h), x: x.input(x.b, x.rows, h), wq: x.input(q, h), wk: x.input(k, h), wv: x.input(v, h),
+	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: x.number(h),
+		x: x.input(x.b, x.rows, h), wq: x.input(q, h), wk: x.input(k, h), wv: x.input(v, h),
 		wo: x.input(h, x.heads*x.vDim), y: x.output(x.b, x.rows, h)}
 	if x.oneIn(2) {
 		a.bq, a.bk, a.bv, a.bo = x.input(q), x.input(k), x.input(v), x.input(h)
@@ -154,7 +161,8 @@ func (x *fuzzCall) layer() error {
 	checkOutputsApart(x.t, x.outputs, x.all)
 	x.outputs = nil
 	x.all = slices.DeleteFunc(x.all, func(t *cTensor) bool { return t == a.y })
-	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: x.input(x.b, x.rows, h), dx: x.output(x.b, x.rows, h), dwq: x.output(q, h), dwv: x.output(v, h), dwo: x.output(h, x.heads*x.vDim)}
+	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: x.input(x.b, x.rows, h),
+		dx: x.output(x.b, x.rows, h), dwq: x.output(q, h), dwv: x.output(v, h), dwo: x.output(h, x.heads*x.vDim)}
 	if a.bq != nil && x.oneIn(2) {
 		g.dbq = x.output(q)
 	}
@@ -172,8 +180,10 @@ func (x *fuzzCall) gdnPlan(flags int32, width int64) (plan uintptr, info cBatchI
 	if x.flags == flagCross { // the batch has other lengths of keys
 		x.mayFail = true
 	}
-	desc := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flags, strategy: int32(x.IntN(3)), chunk: int32(x.bounded(16*x.Int64N(3), 64)), qk_heads: x.bounded(x.kvHeads, 64),
-		v_heads: x.bounded(x.heads, 64), qk_dim: x.bounded(x.dim, 64), v_dim: x.bounded(x.vDim, 64), max_tokens: x.bounded(x.Int64N(9), 1<<10), conv_width: width}
+	desc := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flags,
+		strategy: int32(x.IntN(3)), chunk: int32(x.bounded(16*x.Int64N(3), 64)), qk_heads: x.bounded(x.kvHeads, 64),
+		v_heads: x.bounded(x.heads, 64), qk_dim: x.bounded(x.dim, 64), v_dim: x.bounded(x.vDim, 64),
+		max_tokens: x.bounded(x.Int64N(9), 1<<10), conv_width: width}
 	if keep = x.flags != flagNoBackward; !keep {
 		desc.flags |= flagNoBackward
 	}
@@ -204,9 +214,11 @@ func (x *fuzzCall) gdn() error {
 	}
 	defer planDestroy(plan)
 	size := x.gdnSizes(func(s *cSizes) error { return planSizes(plan, x.batch, p(s)) })
-	keys, values, gates := [4]int64{x.b, x.rows, x.kvHeads, x.dim}, [4]int64{x.b, x.rows, x.heads, x.vDim}, [3]int64{x.b, x.rows, x.heads}
+	keys, values, gates := [4]int64{x.b, x.rows, x.kvHeads, x.dim}, [4]int64{x.b, x.rows, x.heads, x.vDim},
+		[3]int64{x.b, x.rows, x.heads}
 	states := [4]int64{info.docs, x.heads, x.dim, x.vDim}
-	a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: x.input(keys[:]...), k: x.input(keys[:]...), v: x.input(values[:]...), g: x.input(gates[:]...), beta: x.input(gates[:]...),
+	a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: x.input(keys[:]...), k: x.input(keys[:]...),
+		v: x.input(values[:]...), g: x.input(gates[:]...), beta: x.input(gates[:]...),
 		out: x.output(values[:]...)}
 	x.loose = false
 	if x.oneIn(2) {
@@ -226,7 +238,8 @@ func (x *fuzzCall) gdn() error {
 	}
 	checkOutputsApart(x.t, x.outputs, x.all)
 	x.outputs, x.all, x.loose = nil, nil, true
-	g := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: x.input(values[:]...), dq: x.output(keys[:]...), dk: x.output(keys[:]...), dv: x.output(values[:]...), dg: x.output(gates[:]...),
+	g := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: x.input(values[:]...),
+		dq: x.output(keys[:]...), dk: x.output(keys[:]...), dv: x.output(values[:]...), dg: x.output(gates[:]...),
 		dbeta: x.output(gates[:]...)}
 	x.loose = false
 	if a.state_in != nil && x.oneIn(2) {
@@ -252,8 +265,10 @@ func (x *fuzzCall) gdnLayer() error {
 	defer planDestroy(plan)
 	size := x.gdnSizes(func(s *cSizes) error { return gdnLayerSizes(plan, x.batch, p(s)) })
 	channels := 2*x.kvHeads*x.dim + x.heads*x.vDim
-	qkv, gates, values := [3]int64{x.b, x.rows, channels}, [3]int64{x.b, x.rows, x.heads}, [4]int64{x.b, x.rows, x.heads, x.vDim}
-	a := cGDNLayerArgs{struct_size: uint32(unsafe.Sizeof(cGDNLayerArgs{})), qkv: x.input(qkv[:]...), a: x.input(gates[:]...), b: x.input(gates[:]...), out: x.output(values[:]...)}
+	qkv, gates, values := [3]int64{x.b, x.rows, channels}, [3]int64{x.b, x.rows, x.heads},
+		[4]int64{x.b, x.rows, x.heads, x.vDim}
+	a := cGDNLayerArgs{struct_size: uint32(unsafe.Sizeof(cGDNLayerArgs{})), qkv: x.input(qkv[:]...),
+		a: x.input(gates[:]...), b: x.input(gates[:]...), out: x.output(values[:]...)}
 	if flags != 0 {
 		a.z = x.input(values[:]...)
 	}
@@ -273,7 +288,8 @@ func (x *fuzzCall) gdnLayer() error {
 	}
 	checkOutputsApart(x.t, x.outputs, x.all)
 	x.outputs, x.all, x.loose = nil, nil, true
-	g := cGDNLayerGrads{struct_size: uint32(unsafe.Sizeof(cGDNLayerGrads{})), dout: x.input(values[:]...), dqkv: x.output(qkv[:]...), da: x.output(gates[:]...), db: x.output(gates[:]...)}
+	g := cGDNLayerGrads{struct_size: uint32(unsafe.Sizeof(cGDNLayerGrads{})), dout: x.input(values[:]...),
+		dqkv: x.output(qkv[:]...), da: x.output(gates[:]...), db: x.output(gates[:]...)}
 	if flags != 0 {
 		g.dz = x.output(values[:]...)
 	}

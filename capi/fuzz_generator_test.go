@@ -97,7 +97,8 @@ func (d *generator) tensor(shape ...int64) *cTensor {
 	if d.wrong() {
 		return nil
 	}
-	x := &fuzzTensor{t: cTensor{device: onCPU, code: 2, bits: 32, lanes: 1, ndim: int32(d.number(int64(len(shape)))), byte_offset: uint64(d.number(d.Int64N(3) * 4))}}
+	x := &fuzzTensor{t: cTensor{device: onCPU, code: 2, bits: 32, lanes: 1, ndim: int32(d.number(int64(len(shape)))),
+		byte_offset: uint64(d.number(d.Int64N(3) * 4))}}
 	x.t.shape, x.t.strides = &x.shape[0], &x.strides[0]
 	step := int64(1)
 	for i := len(shape) - 1; i >= 0; i-- {

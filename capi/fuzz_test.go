@@ -53,11 +53,14 @@ func FuzzDescriptors(f *testing.F) {
 	for i := range byte(200) {
 		f.Add(uint64(i), i, i/7%5)
 	}
-	arena, err := syscall.Mmap(-1, 0, 64<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	arena, err := syscall.Mmap(-1, 0, 64<<20, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	must(f, err)
 	h := newHostOf(f, 1, 4, 2, 2, 4, 0)
 	f.Fuzz(func(t *testing.T, seed uint64, which, faults byte) {
-		x := fuzzCall{mayFail: faults%5 > 0, generator: &generator{Rand: rand.New(rand.NewPCG(seed, 1)), faults: int(faults % 5), arena: arena}, t: t, host: h}
+		x := fuzzCall{mayFail: faults%5 > 0,
+			generator: &generator{Rand: rand.New(rand.NewPCG(seed, 1)), faults: int(faults % 5), arena: arena},
+			t:         t, host: h}
 		x.create()
 		defer planDestroy(x.plan)
 		defer batchDestroy(x.batch)
@@ -65,7 +68,8 @@ func FuzzDescriptors(f *testing.F) {
 			x.plan, x.batch, x.flags = h.plan, h.batch, 0
 			x.heads, x.kvHeads, x.dim, x.vDim, x.b, x.rows, x.kvRows = 2, 2, 4, 4, 1, 4, 4
 		}
-		calls := [...]func() error{x.attention, x.reshard, x.halo, x.layer, x.gdn, x.gdnLayer, x.queries, x.foreign, x.passes}
+		calls := [...]func() error{x.attention, x.reshard, x.halo, x.layer, x.gdn, x.gdnLayer, x.queries, x.foreign,
+			x.passes}
 		if err := calls[int(which)%len(calls)](); err == nil {
 			checkOutputsApart(t, x.outputs, x.all)
 		} else if !x.mayFail {
@@ -127,15 +131,17 @@ func (x *fuzzCall) create() {
 	x.kvHeads, x.dim, x.b, x.rows = 1+x.Int64N(3), 1+x.Int64N(9), 1+x.Int64N(3), 1+x.Int64N(7)
 	x.heads, x.vDim, x.kvRows = x.kvHeads*(1+x.Int64N(3)), x.dim+x.Int64N(3), x.rows
 	x.flags = []int32{0, flagCausal, flagWindow | flagCausal, flagCross, flagNoBackward}[x.IntN(5)]
-	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: x.flags, heads: x.bounded(x.heads, 64), kv_heads: x.bounded(x.kvHeads, 64),
-		head_dim: x.bounded(x.dim, 256), v_dim: x.bounded(x.vDim, 256), max_tokens: x.bounded(x.Int64N(9), 1<<10)}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: x.flags,
+		heads: x.bounded(x.heads, 64), kv_heads: x.bounded(x.kvHeads, 64), head_dim: x.bounded(x.dim, 256),
+		v_dim: x.bounded(x.vDim, 256), max_tokens: x.bounded(x.Int64N(9), 1<<10)}
 	if x.flags&flagWindow != 0 {
 		desc.window_left = x.number(2)
 	}
 	x.corrupt(p(&desc), 0, unsafe.Offsetof(desc.heads))
 	x.mustAccept(x.run(func() error { return newPlan(x.host.ctx, p(&desc), p(&x.plan)) }))
 
-	l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: x.bounded(x.b, 64), seq: x.bounded(x.rows, 64), rows: x.bounded(0, 64)}
+	l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: x.bounded(x.b, 64),
+		seq: x.bounded(x.rows, 64), rows: x.bounded(0, 64)}
 	if x.oneIn(3) {
 		l.seq, l.rows = 0, x.rows
 	}
@@ -180,7 +186,8 @@ func (x *fuzzCall) queries() error {
 	x.corrupt(p(&info), 0, 4)
 	// the struct is not larger than this
 	info.struct_size = min(info.struct_size, uint32(unsafe.Sizeof(cBatchInfo{})))
-	if x.run(func() error { return batchQuery(x.batch, p(&info)) }) == nil && info.struct_size == uint32(unsafe.Sizeof(info)) {
+	if x.run(func() error { return batchQuery(x.batch, p(&info)) }) == nil &&
+		info.struct_size == uint32(unsafe.Sizeof(info)) {
 		positions := make([]int64, max(1, info.rows*64))
 		x.mustAccept(x.run(func() error { return batchPositions(x.batch, p(&positions[0])) }))
 	}
@@ -198,7 +205,8 @@ func (x *fuzzCall) foreign() error {
 	if a == x.plan && b == x.batch {
 		return nil
 	}
-	if x.run(func() error { return attentionForward(a, b, p(&x.host.args)) }) == nil || x.run(func() error { return requestWait(a) }) == nil {
+	if x.run(func() error { return attentionForward(a, b, p(&x.host.args)) }) == nil ||
+		x.run(func() error { return requestWait(a) }) == nil {
 		x.t.Errorf("handles %#x and %#x were accepted as a plan and a batch, or as a request", a, b)
 	}
 	x.run(func() error { return batchPositions(b, nil) })

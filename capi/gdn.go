@@ -31,40 +31,55 @@ func (c *context) readGDNDesc(op string, desc unsafe.Pointer) (l gdn.Layer, d cG
 	switch {
 	case d.flags&^known != 0:
 		return l, d, invalid("%s: flags is %#x; the gated delta rule has no flag %#x", op, d.flags, d.flags&^known)
-	case min(d.qk_heads, d.v_heads, d.qk_dim, d.v_dim) < 1 || max(d.qk_heads, d.v_heads) > maxHeads || max(d.qk_dim, d.v_dim) > maxGDNDim ||
+	case min(d.qk_heads, d.v_heads, d.qk_dim, d.v_dim) < 1 || max(d.qk_heads, d.v_heads) > maxHeads ||
+		max(d.qk_dim, d.v_dim) > maxGDNDim ||
 		d.v_heads*d.qk_dim*d.v_dim > maxState:
-		return l, d, invalid("%s: qk_heads is %d, v_heads %d, qk_dim %d and v_dim %d; give 1 to %d heads, 1 to %d features of a head, and at most 2^32 elements of a state", op, d.qk_heads, d.v_heads,
+		return l, d, invalid(
+			"%s: qk_heads is %d, v_heads %d, qk_dim %d and v_dim %d; give 1 to %d heads, 1 to %d features of a head, and at most 2^32 elements of a state",
+			op, d.qk_heads, d.v_heads,
 			d.qk_dim, d.v_dim, maxHeads, maxGDNDim)
 	case !ok || d.dtype>>16 != 0:
 		return l, d, invalid("%s: dtype is %#x; use ULYSSES_F32 or ULYSSES_BF16", op, d.dtype)
 	case d.strategy < gdnAuto || d.strategy > gdnState:
-		return l, d, invalid("%s: strategy is %d; use ULYSSES_GDN_AUTO, ULYSSES_GDN_HEADS or ULYSSES_GDN_STATE", op, d.strategy)
+		return l, d, invalid("%s: strategy is %d; use ULYSSES_GDN_AUTO, ULYSSES_GDN_HEADS or ULYSSES_GDN_STATE", op,
+			d.strategy)
 	case d.chunk < 0 || d.chunk > 1<<16:
 		return l, d, invalid("%s: chunk is %d; give 16 to 2^16 tokens, or 0 for the device's default", op, d.chunk)
 	case math.IsNaN(float64(d.scale)) || math.IsInf(float64(d.scale), 0):
 		return l, d, invalid("%s: scale is %v; give a finite number, or 0 for 1/sqrt(qk_dim)", op, d.scale)
-	case d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens > maxGDNWork/max(d.qk_dim, d.v_dim)/max(d.v_heads, d.qk_heads):
-		return l, d, invalid("%s: max_tokens is %d; give 0 or more, and a product with heads and features below 2^48", op, d.max_tokens)
+	case d.max_tokens < 0 || d.max_tokens > maxTokens ||
+		d.max_tokens > maxGDNWork/max(d.qk_dim, d.v_dim)/max(d.v_heads, d.qk_heads):
+		return l, d, invalid("%s: max_tokens is %d; give 0 or more, and a product with heads and features below 2^48",
+			op, d.max_tokens)
 	case d.conv_width < 0 || d.conv_width > maxConvWidth:
-		return l, d, invalid("%s: conv_width is %d; give 1 to %d tokens, or 0 for no layer", op, d.conv_width, maxConvWidth)
+		return l, d, invalid("%s: conv_width is %d; give 1 to %d tokens, or 0 for no layer", op, d.conv_width,
+			maxConvWidth)
 	case d.flags&flagGatedNorm != 0 && d.conv_width == 0:
-		return l, d, invalid("%s: ULYSSES_GATED_NORM is set and conv_width is 0; the norm belongs to a layer: set conv_width, or leave the flag out", op)
+		return l, d, invalid(
+			"%s: ULYSSES_GATED_NORM is set and conv_width is 0; the norm belongs to a layer: set conv_width, or leave the flag out",
+			op)
 	}
 	info := c.dev.Info()
 	switch {
 	case !slices.Contains(info.Compute, dtype):
 		return l, d, unsupported("%s: dtype is %v; the device %s computes in %v", op, dtype, info.Kind, info.Compute)
 	case d.v_heads%d.qk_heads != 0:
-		return l, d, invalid("%s: v_heads is %d and qk_heads %d; v_heads must be a multiple of qk_heads", op, d.v_heads, d.qk_heads)
+		return l, d, invalid("%s: v_heads is %d and qk_heads %d; v_heads must be a multiple of qk_heads", op, d.v_heads,
+			d.qk_heads)
 	case d.chunk != 0 && d.chunk < 16:
 		return l, d, invalid("%s: chunk is %d; give 16 tokens or more, or 0 for the device's default", op, d.chunk)
 	case info.DeltaHead > 0 && max(d.qk_dim, d.v_dim) > info.DeltaHead:
-		return l, d, unsupported("%s: qk_dim is %d and v_dim %d; on the device %s the gated delta rule has heads of %d features at most: use smaller heads, or ULYSSES_CPU", op, d.qk_dim, d.v_dim,
+		return l, d, unsupported(
+			"%s: qk_dim is %d and v_dim %d; on the device %s the gated delta rule has heads of %d features at most: use smaller heads, or ULYSSES_CPU",
+			op, d.qk_dim, d.v_dim,
 			info.Kind, info.DeltaHead)
 	}
-	return gdn.Layer{KeyHeads: d.qk_heads, ValueHeads: d.v_heads, KeyDim: d.qk_dim, ValueDim: d.v_dim, DType: dtype, Scale: float64(d.scale), Chunk: int64(d.chunk),
-		L2Norm: d.flags&flagL2Norm != 0, NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0, Tokens: d.max_tokens, ConvWidth: d.conv_width, GatedNorm: d.flags&flagGatedNorm != 0,
-		Strategy: [...]gdn.Strategy{gdnAuto: gdn.Auto, gdnHeads: gdn.Heads, gdnState: gdn.State}[d.strategy]}, d, nil
+	return gdn.Layer{KeyHeads: d.qk_heads, ValueHeads: d.v_heads, KeyDim: d.qk_dim, ValueDim: d.v_dim, DType: dtype,
+		Scale: float64(d.scale), Chunk: int64(d.chunk), L2Norm: d.flags&flagL2Norm != 0,
+		NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0, Tokens: d.max_tokens,
+		ConvWidth: d.conv_width,
+		GatedNorm: d.flags&flagGatedNorm != 0,
+		Strategy:  [...]gdn.Strategy{gdnAuto: gdn.Auto, gdnHeads: gdn.Heads, gdnState: gdn.State}[d.strategy]}, d, nil
 }
 
 func newGDNPlan(h uintptr, desc, out unsafe.Pointer) error {
@@ -78,16 +93,22 @@ func (c *context) createGDNPlan(op string, desc, out unsafe.Pointer) error {
 		return err
 	}
 	if err := comm.Same(c.comm, op, append(intFields(
-		namedInt{"dtype", int64(d.dtype)}, namedInt{"strategy", int64(d.strategy)}, namedInt{"chunk", int64(d.chunk)}, namedInt{"qk_heads", d.qk_heads},
-		namedInt{"v_heads", d.v_heads}, namedInt{"qk_dim", d.qk_dim}, namedInt{"v_dim", d.v_dim}, namedInt{"max_tokens", d.max_tokens}, namedInt{"conv_width", d.conv_width}), append(flagFields(d.flags), floatField("scale", d.scale))...)...); err != nil {
+		namedInt{"dtype", int64(d.dtype)}, namedInt{"strategy", int64(d.strategy)}, namedInt{"chunk", int64(d.chunk)},
+		namedInt{"qk_heads", d.qk_heads}, namedInt{"v_heads", d.v_heads}, namedInt{"qk_dim", d.qk_dim},
+		namedInt{"v_dim", d.v_dim}, namedInt{"max_tokens", d.max_tokens}, namedInt{"conv_width", d.conv_width}),
+		append(flagFields(d.flags),
+			floatField("scale", d.scale))...)...); err != nil {
 		return err
 	}
-	p := &plan{ctx: c, maxTokens: d.max_tokens, states: d.flags&flagStates != 0, identity: identity(2).withText(fmt.Sprint(d))}
+	p := &plan{ctx: c, maxTokens: d.max_tokens, states: d.flags&flagStates != 0,
+		identity: identity(2).withText(fmt.Sprint(d))}
 	if p.gdn, err = gdn.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
 	// ulysses_seq_to_heads with this plan: value heads are heads, key heads are shared heads.
-	p.sp, err = sp.NewPlan(c.dev, c.comm, sp.Layer{Heads: l.ValueHeads, KVHeads: l.KeyHeads, Dim: l.KeyDim, VDim: l.ValueDim, DType: l.DType, NoBackward: true})
+	p.sp, err = sp.NewPlan(c.dev, c.comm,
+		sp.Layer{Heads: l.ValueHeads, KVHeads: l.KeyHeads, Dim: l.KeyDim, VDim: l.ValueDim, DType: l.DType,
+			NoBackward: true})
 	if err != nil {
 		return err
 	}
@@ -125,7 +146,9 @@ func (r *reader) gdnCommon(p *plan, b *sp.Batch, a *cGDNArgs, forward bool) {
 // states reads the recurrent states of documents, or their gradients. They need ULYSSES_STATES.
 func (r *reader) states(p *plan, dst *tensor.Tensor, name string, t *cTensor, out bool) {
 	if t != nil && !p.states && r.err == nil {
-		r.err = invalid("%s: %s is given and the plan was created without ULYSSES_STATES; set the flag, or leave %[2]s NULL", r.op, name)
+		r.err = invalid(
+			"%s: %s is given and the plan was created without ULYSSES_STATES; set the flag, or leave %[2]s NULL",
+			r.op, name)
 	}
 	r.optional(dst, name, t, 4, out)
 }

@@ -73,7 +73,8 @@ func (p *plan) gdnLayerArgs(op string, both *batch, args unsafe.Pointer) (b *sp.
 	case !(a.eps >= 0) || a.eps > 1:
 		err = invalid("%s: eps is %v; give 0 to 1, 0 is 1e-6", op, a.eps)
 	case a.eps != 0 && !p.gdn.Layer().GatedNorm:
-		err = invalid("%s: eps is %v and the plan has no ULYSSES_GATED_NORM; plan with the flag, or leave it 0", op, a.eps)
+		err = invalid("%s: eps is %v and the plan has no ULYSSES_GATED_NORM; plan with the flag, or leave it 0",
+			op, a.eps)
 	}
 	p.ctx.requireEqual("the bits of eps", int64(math.Float32bits(a.eps)))
 	return b, a, err

@@ -139,9 +139,11 @@ func (c *context) checkAddress(op, name string, p unsafe.Pointer) error {
 	case where == cuda.ManagedMemory:
 		return nil
 	case where != cuda.GPUMemory:
-		return invalid("%s: %s is at %#x, which is memory of the host, and this context is on GPU %d; copy it to the GPU", op, name, uintptr(p), c.ordinal)
+		return invalid("%s: %s is at %#x, which is memory of the host, and this context is on GPU %d; copy it to the GPU",
+			op, name, uintptr(p), c.ordinal)
 	case ordinal != int(c.ordinal):
-		return invalid("%s: %s is at %#x, which is memory of GPU %d, and this context is on GPU %d; copy it to the context's GPU", op, name, uintptr(p), ordinal, c.ordinal)
+		return invalid("%s: %s is at %#x, which is memory of GPU %d, and this context is on GPU %d; copy it to the context's GPU",
+			op, name, uintptr(p), ordinal, c.ordinal)
 	}
 	return nil
 }
@@ -182,7 +184,10 @@ func (c *context) workspaceOf(op string, m *ownMemory, given tensor.Tensor, need
 	if m.buffer == nil || m.buffer.Bytes() < need {
 		b, err := c.dev.Alloc(need)
 		if err != nil {
-			return given, status.Errorf(status.Of(err), "%s: cannot allocate %d bytes of workspace: %w; give a workspace, or start less at a time", op, need, err)
+			return given,
+				status.Errorf(status.Of(err),
+					"%s: cannot allocate %d bytes of workspace: %w; give a workspace, or start less at a time", op,
+					need, err)
 		}
 		if m.buffer != nil && c.ownMemoryOnly() {
 			c.gpu.retired = append(c.gpu.retired, m.buffer)

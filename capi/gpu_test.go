@@ -28,12 +28,15 @@ func gpuHost(t *testing.T) []string {
 // several. Calls run in the order of the host's stream and do not wait for it.
 func TestHostOnGPU(t *testing.T) {
 	env := gpuHost(t)
-	exe := compile(t, "gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/gpu.c", "-lpthread", "-ldl")
+	exe := compile(t, "gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/gpu.c",
+		"-lpthread", "-ldl")
 	for _, seed := range []string{"1", "2", "3"} {
 		for _, mode := range []string{"alone", "hostile", "threads"} {
 			t.Run(mode+" "+seed, func(t *testing.T) {
-				out := output(t, 2*time.Minute, append(env, "ULYSSES_EMULATED_DEVICES=2", "ULYSSES_EMULATED_SEED="+seed), exe, mode)
-				if !strings.Contains(out, "ok "+mode) || mode == "hostile" && len(env) > 1 && !strings.Contains(out, "two GPUs") {
+				out := output(t, 2*time.Minute,
+					append(env, "ULYSSES_EMULATED_DEVICES=2", "ULYSSES_EMULATED_SEED="+seed), exe, mode)
+				if !strings.Contains(out, "ok "+mode) || mode == "hostile" && len(env) > 1 &&
+					!strings.Contains(out, "two GPUs") {
 					t.Error(out)
 				}
 			})
@@ -46,7 +49,8 @@ func TestHostOnGPUWithMPI(t *testing.T) {
 		name, value, _ := strings.Cut(variable, "=")
 		t.Setenv(name, value)
 	}
-	exe := compile(t, "mpicc", "-DWITH_MPI", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "testdata/gpu.c", "-lpthread", "-ldl")
+	exe := compile(t, "mpicc", "-DWITH_MPI", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror",
+		"testdata/gpu.c", "-lpthread", "-ldl")
 	for _, n := range []int{1, 2, 3, 4} {
 		if out := mpirun(t, n, exe); !strings.Contains(out, "ok gpu") {
 			t.Errorf("%d ranks: %s", n, out)
@@ -75,7 +79,8 @@ func moveToGPU(t *testing.T, h *host) (ctx, plan, batch uintptr) {
 	for i := range h.t {
 		h.t[i].data, h.t[i].device = allocate(uint64(len(h.data[i]))*4), onCUDA
 	}
-	h.args.saved, h.args.saved_bytes, h.args.workspace, h.args.workspace_bytes = allocate(h.sizes.saved), h.sizes.saved, allocate(h.sizes.workspace), h.sizes.workspace
+	h.args.saved, h.args.saved_bytes, h.args.workspace, h.args.workspace_bytes = allocate(h.sizes.saved), h.sizes.saved,
+		allocate(h.sizes.workspace), h.sizes.workspace
 	return ctx, plan, batch
 }
 
@@ -136,7 +141,8 @@ func TestGPUTensorOnTheCPU(t *testing.T) {
 		t.Setenv("ULYSSES_CUDA_PLUGIN", plugin)
 		err := attentionForward(h.plan, h.batch, p(&h.args))
 		refused(t, "a tensor of a GPU", status.InvalidArgument, err)
-		if text := err.Error(); !strings.Contains(text, "q is on a GPU") || !strings.Contains(text, "ULYSSES_CUDA") || strings.Contains(text, "not in the folder of this library: build it with make cuda") != want {
+		if text := err.Error(); !strings.Contains(text, "q is on a GPU") || !strings.Contains(text, "ULYSSES_CUDA") ||
+			strings.Contains(text, "not in the folder of this library: build it with make cuda") != want {
 			t.Errorf("plug-in %q: %v", plugin, err)
 		}
 	}

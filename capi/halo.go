@@ -18,7 +18,8 @@ type halo struct {
 
 // readHalo checks the arguments of a halo. The result's x and halo are [B, rows, width] and
 // [B, |n|, width]. With data false it reads shapes only.
-func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHaloArgs, err error) {
+func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHaloArgs,
+	err error) {
 	h = &c.halo
 	h.c, h.rows.Admit = c, c.admit
 	b, err := find[batch](op, batchKind, bh)
@@ -29,7 +30,9 @@ func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, 
 		return h, a, invalid("%s: the batch was created on another context; give a batch of this context", op)
 	}
 	if b.flatBatch == nil {
-		return h, a, unsupported("%s: the batch has ULYSSES_ZIGZAG, and a halo needs consecutive rows of each rank; make the batch without the flag", op)
+		return h, a, unsupported(
+			"%s: the batch has ULYSSES_ZIGZAG, and a halo needs consecutive rows of each rank; make the batch without the flag",
+			op)
 	}
 	h.b = b.flatBatch
 	c.requireEqual("the number of the batch", b.number)
@@ -41,7 +44,9 @@ func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, 
 	h.rows.N = a.n
 	c.requireEqual("n", a.n)
 	if a.n == 0 || a.n < -maxTokens || a.n > maxTokens || a.reserved != 0 {
-		return h, a, invalid("%s: n is %d and args.reserved %d; give n > 0 for the rows before, n < 0 for the rows after, and reserved 0", op, a.n, a.reserved)
+		return h, a, invalid(
+			"%s: n is %d and args.reserved %d; give n > 0 for the rows before, n < 0 for the rows after, and reserved 0",
+			op, a.n, a.reserved)
 	}
 	c.shapesOnly = !data
 	defer func() { c.shapesOnly = false }()
@@ -52,7 +57,8 @@ func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, 
 		return h, a, r.err
 	}
 	if !slices.Contains(c.dev.Info().Compute, x.DType) {
-		return h, a, unsupported("%s: x is %v; a halo on this device must be of one of %v", op, *x, c.dev.Info().Compute)
+		return h, a, unsupported("%s: x is %v; a halo on this device must be of one of %v", op, *x,
+			c.dev.Info().Compute)
 	}
 	return h, a, h.flatten(op)
 }
@@ -65,9 +71,12 @@ func (h *halo) flatten(op string) error {
 		t    *tensor.Tensor
 		rows int64
 	}{{"x", x, h.b.Rows()}, {"halo", &h.rows.Rows, n}} {
-		if t.t.NDim < 2 || t.t.NDim != x.NDim || t.t.DType != x.DType || t.t.Shape[0] != h.b.Batch() || t.t.Shape[1] != t.rows ||
+		if t.t.NDim < 2 || t.t.NDim != x.NDim || t.t.DType != x.DType || t.t.Shape[0] != h.b.Batch() ||
+			t.t.Shape[1] != t.rows ||
 			!slices.Equal(t.t.Shape[2:t.t.NDim], x.Shape[2:x.NDim]) || !t.t.Contiguous() {
-			return invalid("%s: %s is %v; it must be row-major [%d, %d, ...], and x and halo must have the same type and the same further axes", op, t.name, *t.t, h.b.Batch(), t.rows)
+			return invalid(
+				"%s: %s is %v; it must be row-major [%d, %d, ...], and x and halo must have the same type and the same further axes",
+				op, t.name, *t.t, h.b.Batch(), t.rows)
 		}
 	}
 	width := int64(1)

@@ -47,7 +47,9 @@ func register(k handleKind, object any) (uintptr, error) {
 		index = uint32(len(handles.slots))
 		handles.slots = append(handles.slots, slot{})
 	} else {
-		return 0, invalid("%d handles are in use, which is the maximum; destroy plans, batches and contexts that are not needed", maxHandles)
+		return 0, invalid(
+			"%d handles are in use, which is the maximum; destroy plans, batches and contexts that are not needed",
+			maxHandles)
 	}
 	s := &handles.slots[index]
 	s.generation++
@@ -65,11 +67,13 @@ func find[T any](op string, k handleKind, h uintptr) (*T, error) {
 	defer handles.RUnlock()
 	if index < uintptr(len(handles.slots)) && h&(1<<kindShift-1) == 0 {
 		s := &handles.slots[index]
-		if s.object != nil && s.kind == k && uintptr(s.generation) == h>>generationShift && uintptr(k) == h>>kindShift&15 {
+		if s.object != nil && s.kind == k && uintptr(s.generation) == h>>generationShift &&
+			uintptr(k) == h>>kindShift&15 {
 			return s.object.(*T), nil
 		}
 	}
-	return nil, invalid("%s: %#x is not the handle of a %s: it was destroyed, or it is a handle of another kind", op, h, kindNames[k])
+	return nil, invalid("%s: %#x is not the handle of a %s: it was destroyed, or it is a handle of another kind", op, h,
+		kindNames[k])
 }
 
 // unregister makes a handle invalid.

@@ -97,7 +97,8 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 		return err
 	}
 	if h.allgather == nil || h.size < 1 {
-		return invalid("%s: host.allgather is %p and host.size %d; give a function and at least 1 rank", op, h.allgather, h.size)
+		return invalid("%s: host.allgather is %p and host.size %d; give a function and at least 1 rank", op,
+			h.allgather, h.size)
 	}
 	failed := func(name string, code C.int32_t) error {
 		if code == 0 {
@@ -109,13 +110,17 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 	*copied = h
 	host := (*C.ulysses_host_comm)(unsafe.Pointer(copied))
 	gather := func(in, out []byte) error {
-		return failed("allgather", C.call_allgather(host, unsafe.Pointer(unsafe.SliceData(in)), unsafe.Pointer(unsafe.SliceData(out)), C.int64_t(len(in))))
+		return failed("allgather",
+			C.call_allgather(host, unsafe.Pointer(unsafe.SliceData(in)), unsafe.Pointer(unsafe.SliceData(out)),
+				C.int64_t(len(in))))
 	}
 	var allToAll func(in []byte, inBytes []int64, out []byte, outBytes []int64) error
 	if h.alltoallv != nil {
 		allToAll = func(in []byte, inBytes []int64, out []byte, outBytes []int64) error {
-			return failed("alltoallv", C.call_alltoallv(host, unsafe.Pointer(unsafe.SliceData(in)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(inBytes))),
-				unsafe.Pointer(unsafe.SliceData(out)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(outBytes)))))
+			return failed("alltoallv",
+				C.call_alltoallv(host, unsafe.Pointer(unsafe.SliceData(in)),
+					(*C.int64_t)(unsafe.Pointer(unsafe.SliceData(inBytes))), unsafe.Pointer(unsafe.SliceData(out)),
+					(*C.int64_t)(unsafe.Pointer(unsafe.SliceData(outBytes)))))
 		}
 	}
 	// A rank with an invalid number also takes part in the agreement: the host's allgather orders
@@ -147,7 +152,9 @@ func checkRankOrder(op string, c comm.Comm) error {
 	}
 	for position, rank := range all {
 		if string(rank) != strconv.Itoa(position) {
-			return invalid("%s: allgather has rank %s's block at position %d of %d; every rank from 0 to size-1 must be there once, and blocks must be in rank order", op, rank, position, len(all))
+			return invalid(
+				"%s: allgather has rank %s's block at position %d of %d; every rank from 0 to size-1 must be there once, and blocks must be in rank order",
+				op, rank, position, len(all))
 		}
 	}
 	return nil

@@ -79,8 +79,10 @@ func TestHostInC(t *testing.T) {
 func mpirun(t *testing.T, n int, exe ...string) string {
 	t.Helper()
 	need.Tool(t, "mpirun", "run make deps-test")
-	env := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none", "OMPI_MCA_mpi_yield_when_idle=1"}
-	return output(t, 3*time.Minute, env, "mpirun", append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
+	env := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_btl_vader_single_copy_mechanism=none", "OMPI_MCA_mpi_yield_when_idle=1"}
+	return output(t, 3*time.Minute, env, "mpirun",
+		append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
 }
 
 // ulysses_build_info names the commit from which `make lib` has built the library; "+" marks a
@@ -103,7 +105,8 @@ func TestHostWithMPI(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		ranks []int
-	}{{"mpi", []int{1, 2, 4}}, {"layers", []int{1, 2, 4, 7}}, {"gdn", []int{1, 2, 3, 4, 8}}, {"bf16", []int{1, 2, 4, 7}}, {"ring", []int{1, 2, 3, 6}}, {"agree", []int{2, 3}}} {
+	}{{"mpi", []int{1, 2, 4}}, {"layers", []int{1, 2, 4, 7}}, {"gdn", []int{1, 2, 3, 4, 8}},
+		{"bf16", []int{1, 2, 4, 7}}, {"ring", []int{1, 2, 3, 6}}, {"agree", []int{2, 3}}} {
 		exe := compile(t, "mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", "testdata/"+c.name+".c")
 		for _, n := range c.ranks {
 			t.Run(c.name+" "+strconv.Itoa(n), func(t *testing.T) {
@@ -122,7 +125,8 @@ func TestHostWithMPICH(t *testing.T) {
 	folder := t.TempDir()
 	shim := func(compiler, name string) string {
 		file := filepath.Join(folder, name)
-		output(t, time.Minute, nil, compiler, "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-shared", "-o", file, "../comm/mpi_calls.c")
+		output(t, time.Minute, nil, compiler, "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-shared", "-o", file,
+			"../comm/mpi_calls.c")
 		return file
 	}
 	host := func(compiler string) string {
@@ -131,15 +135,18 @@ func TestHostWithMPICH(t *testing.T) {
 	mpich, ompi := shim("mpicc.mpich", "mpich.so"), shim("mpicc", "ompi.so")
 	withMPICH, withOMPI := host("mpicc.mpich"), host("mpicc")
 	t.Setenv("ULYSSES_MPI_SHIM", mpich)
-	if out := output(t, time.Minute, nil, "mpiexec.mpich", "-n", "3", withMPICH); !strings.Contains(out, "3 ranks") || strings.Contains(out, "NOT") {
+	if out := output(t, time.Minute, nil, "mpiexec.mpich", "-n", "3", withMPICH); !strings.Contains(out, "3 ranks") ||
+		strings.Contains(out, "NOT") {
 		t.Error(out)
 	}
 	const refused = `! "$0"` // one rank, without a launcher
-	if out := output(t, time.Minute, nil, "sh", "-c", refused, withOMPI); !strings.Contains(out, "uses MPICH, the host program uses Open MPI") {
+	if out := output(t, time.Minute, nil, "sh", "-c", refused, withOMPI); !strings.Contains(out,
+		"uses MPICH, the host program uses Open MPI") {
 		t.Error(out)
 	}
 	t.Setenv("ULYSSES_MPI_SHIM", ompi)
-	if out := output(t, time.Minute, nil, "sh", "-c", refused, withMPICH); !strings.Contains(out, "uses Open MPI, the host program uses MPICH") {
+	if out := output(t, time.Minute, nil, "sh", "-c", refused, withMPICH); !strings.Contains(out,
+		"uses Open MPI, the host program uses MPICH") {
 		t.Error(out)
 	}
 }
@@ -151,13 +158,16 @@ func TestInstall(t *testing.T) {
 	folder := t.TempDir()
 	prefix, exe := filepath.Join(folder, "our libraries"), filepath.Join(folder, "host")
 	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix)
-	flags := output(t, time.Minute, []string{"PKG_CONFIG_PATH=" + filepath.Join(prefix, "lib", "pkgconfig")}, "pkg-config", "--cflags", "--libs", "ulysses")
+	flags := output(t, time.Minute, []string{"PKG_CONFIG_PATH=" + filepath.Join(prefix, "lib", "pkgconfig")},
+		"pkg-config", "--cflags", "--libs", "ulysses")
 	// As in a Makefile, the shell reads the flags.
-	output(t, time.Minute, nil, "sh", "-c", `eval "gcc -std=c11 -o '$0' testdata/host.c $1 -lm"`, exe, strings.TrimSpace(flags))
+	output(t, time.Minute, nil, "sh", "-c", `eval "gcc -std=c11 -o '$0' testdata/host.c $1 -lm"`, exe,
+		strings.TrimSpace(flags))
 	output(t, time.Minute, []string{"LD_LIBRARY_PATH=" + filepath.Join(prefix, "lib")}, exe, "attention")
 	staged := filepath.Join(folder, "a stage")
 	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix, "DESTDIR="+staged)
-	for _, file := range []string{"lib/libulysses.so.0", "lib/pkgconfig/ulysses.pc", "include/ulysses.h", "share/doc/ulysses/LICENSE"} {
+	for _, file := range []string{"lib/libulysses.so.0", "lib/pkgconfig/ulysses.pc", "include/ulysses.h",
+		"share/doc/ulysses/LICENSE"} {
 		if _, err := os.Stat(filepath.Join(staged, prefix, file)); err != nil {
 			t.Error(err)
 		}
@@ -188,7 +198,9 @@ func TestExamples(t *testing.T) {
 		args           []string
 	}{
 		{"c", "mpicc", []string{"-std=c11", "-Wall", "-Wextra", "-Werror", "../examples/c/attention_mpi.c"}},
-		{"cpp", "mpicxx", []string{"-std=c++17", "-Wall", "-Wextra", "-Werror", "-I../examples/cpp", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX", "../examples/cpp/attention.cpp"}},
+		{"cpp", "mpicxx",
+			[]string{"-std=c++17", "-Wall", "-Wextra", "-Werror", "-I../examples/cpp", "-DOMPI_SKIP_MPICXX",
+				"-DMPICH_SKIP_MPICXX", "../examples/cpp/attention.cpp"}},
 		{"fortran", "mpif90", []string{"-std=f2008", "-Wall", "../examples/fortran/attention.f90"}},
 	} {
 		t.Run(e.name, func(t *testing.T) {
@@ -198,11 +210,13 @@ func TestExamples(t *testing.T) {
 			}
 			exe := compile(t, e.compiler, e.args...)
 			for _, n := range []int{1, 2, 4} {
-				if out := mpirun(t, n, exe); !strings.Contains(out, fmt.Sprint(n, " ranks")) || !strings.Contains(out, "equal") || strings.Contains(out, "NOT") {
+				if out := mpirun(t, n, exe); !strings.Contains(out, fmt.Sprint(n, " ranks")) ||
+					!strings.Contains(out, "equal") || strings.Contains(out, "NOT") {
 					t.Errorf("%d ranks: %s", n, out)
 				}
 			}
-			if out := mpirun(t, 4, exe, "3"); !strings.Contains(out, "3 ranks") || !strings.Contains(out, "equal") || strings.Contains(out, "NOT") {
+			if out := mpirun(t, 4, exe, "3"); !strings.Contains(out, "3 ranks") || !strings.Contains(out, "equal") ||
+				strings.Contains(out, "NOT") {
 				t.Errorf("3 of 4 ranks: %s", out)
 			}
 			for _, word := range []string{"0", "-1", "abc"} {
@@ -216,7 +230,8 @@ func TestExamples(t *testing.T) {
 
 // The host in C runs with the address and undefined-behavior sanitizers.
 func TestHostUnderSanitizers(t *testing.T) {
-	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "testdata/host.c")
+	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+		"testdata/host.c")
 	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled"} {
 		output(t, time.Minute, nil, exe, mode)
 	}
@@ -227,7 +242,8 @@ func TestHostUnderSanitizers(t *testing.T) {
 func TestTiledDescriptors(t *testing.T) {
 	need.Tool(t, "gcc", "run make deps-test")
 	exe := filepath.Join(t.TempDir(), "fuzz")
-	output(t, time.Minute, nil, "gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I.",
+	output(t, time.Minute, nil, "gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-g",
+		"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I.",
 		"-o", exe, "testdata/fuzz_tiled.c", "tiled.c")
 	t.Log(output(t, *tiledFuzz+time.Minute, nil, exe, strconv.FormatFloat(tiledFuzz.Seconds(), 'f', 1, 64)))
 }
@@ -237,7 +253,8 @@ func TestSoak(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "testdata/host.c")
 	few, many := *soakCalls/10+100, *soakCalls+100
 	least, most := residentAfter(t, exe, few), residentAfter(t, exe, many)
-	t.Logf("peak resident memory: %[2]d KiB after %[1]d calls forward and backward, %[4]d KiB after %[3]d", few, least, many, most)
+	t.Logf("peak resident memory: %[2]d KiB after %[1]d calls forward and backward, %[4]d KiB after %[3]d", few, least,
+		many, most)
 	if most > least+least/10+2048 {
 		t.Errorf("memory grows: the peak is %d KiB after few calls and %d KiB after many", least, most)
 	}
@@ -247,20 +264,25 @@ func TestSoak(t *testing.T) {
 	}
 	// C's heap may differ by the threads that Go starts, but not in proportion to the calls.
 	a, b := heapUnderValgrind(t, exe, few), heapUnderValgrind(t, exe, many)
-	t.Logf("under valgrind: %d allocations and %d bytes left after %d calls, %d and %d after %d", a[0], a[1], few, b[0], b[1], many)
+	t.Logf("under valgrind: %d allocations and %d bytes left after %d calls, %d and %d after %d", a[0], a[1], few, b[0],
+		b[1], many)
 	if b[0]-a[0] > 50 || b[1]-a[1] > 20000 {
 		t.Error("C's heap grows with the calls")
 	}
 }
 
-var heapTexts = [2]*regexp.Regexp{regexp.MustCompile(`total heap usage: ([0-9,]+) allocs`), regexp.MustCompile(`in use at exit: ([0-9,]+) bytes`)}
+var heapTexts = [2]*regexp.Regexp{regexp.MustCompile(`total heap usage: ([0-9,]+) allocs`),
+	regexp.MustCompile(`in use at exit: ([0-9,]+) bytes`)}
 
 // goFrames match the names of Go's functions in valgrind, and of functions that cgo generates.
 // valgrind treats memory below the stack pointer as invalid, but Go reuses the stacks of goroutines
 // for other goroutines and for its heap. Therefore accesses by Go code are not errors. C code runs
 // on the thread's stack and is checked.
-var goFrames = []string{"_cgo*", "crosscall*", "aeshashbody", "cmpbody", "indexbytebody", "memeqbody", "bytes.*", "context.*", "encoding/*", "errors.*", "fmt.*", "gogo*", "github.com/*", "internal/*", "io.*", "iter.*", "main.*", "maps.*",
-	"math/*", "os.*", "reflect.*", "runtime.*", "runtime/*", "slices.*", "sort.*", "strconv.*", "strings.*", "sync.*", "sync/*", "syscall.*", "time.*", "type:*", "ulysses/*",
+var goFrames = []string{"_cgo*", "crosscall*", "aeshashbody", "cmpbody", "indexbytebody", "memeqbody", "bytes.*",
+	"context.*", "encoding/*", "errors.*", "fmt.*", "gogo*", "github.com/*", "internal/*", "io.*", "iter.*", "main.*",
+	"maps.*",
+	"math/*", "os.*", "reflect.*", "runtime.*", "runtime/*", "slices.*", "sort.*", "strconv.*", "strings.*", "sync.*",
+	"sync/*", "syscall.*", "time.*", "type:*", "ulysses/*",
 	"unicode/*"}
 
 // suppressions writes a file for valgrind that suppresses errors in goFrames, and returns its path.
@@ -283,7 +305,8 @@ func suppressions(t *testing.T) string {
 // not freed. Errors and lost memory fail the test.
 func heapUnderValgrind(t *testing.T, exe string, calls int) (found [2]int) {
 	t.Helper()
-	out := output(t, 20*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full", "--errors-for-leak-kinds=definite", "--undef-value-errors=no",
+	out := output(t, 20*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full",
+		"--errors-for-leak-kinds=definite", "--undef-value-errors=no",
 		"--suppressions="+suppressions(t), "--error-exitcode=9", exe, "soak", strconv.Itoa(calls))
 	for i, text := range heapTexts {
 		m := text.FindStringSubmatch(out)
@@ -309,5 +332,6 @@ func residentAfter(t *testing.T, exe string, calls int) int64 {
 func TestABI(t *testing.T) {
 	need.Tool(t, "g++", "run make deps-test")
 	built(t)
-	t.Log(output(t, time.Minute, nil, filepath.Join(root(t), "scripts", "check-abi.sh"), filepath.Join(root(t), "lib", "libulysses.so.0")))
+	t.Log(output(t, time.Minute, nil, filepath.Join(root(t), "scripts", "check-abi.sh"),
+		filepath.Join(root(t), "lib", "libulysses.so.0")))
 }

@@ -67,7 +67,8 @@ func (x *layerTensors) allocateSaved(a *device.Allocator, attention int64) tenso
 // allocateQKV allocates q, k and v, or their gradients.
 func (x *layerTensors) allocateQKV(a *device.Allocator) {
 	l, t := x.l, x.tokens
-	x.q, x.k, x.v = a.Take(l.DType, t, l.Heads*l.Dim), a.Take(l.DType, t, l.KVHeads*l.Dim), a.Take(l.DType, t, l.KVHeads*l.VDim)
+	x.q, x.k, x.v = a.Take(l.DType, t, l.Heads*l.Dim), a.Take(l.DType, t, l.KVHeads*l.Dim),
+		a.Take(l.DType, t, l.KVHeads*l.VDim)
 }
 
 // allocateBackward allocates the other tensors of the backward pass.
@@ -90,7 +91,8 @@ func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 	x.reset(p, b, kind)
 	attention := p.sizesOf(b)
 	align := p.ctx.dev.Info().Align
-	saved, forward, backward := device.Allocator{Align: align}, device.Allocator{Align: align}, device.Allocator{Align: align}
+	saved, forward, backward := device.Allocator{Align: align}, device.Allocator{Align: align},
+		device.Allocator{Align: align}
 	x.allocateSaved(&saved, attention.Saved)
 	x.allocateQKV(&forward)
 	size := sp.Sizes{Workspace: forward.Padded() + saved.Padded() + attention.Workspace}
@@ -106,7 +108,8 @@ func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 const layerOp = "ulysses_attention_layer"
 
 // readLayer reads the arguments of a layer except its tensors.
-func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cAttentionLayerArgs, x *layerTensors, err error) {
+func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cAttentionLayerArgs,
+	x *layerTensors, err error) {
 	if a, err = readStruct[cAttentionLayerArgs](op, "args", args); err != nil {
 		return a, nil, err
 	}
@@ -115,7 +118,8 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 		return a, nil, invalid("%s: hidden is %d; give 1 to 2^20 features", op, a.hidden)
 	}
 	if p.cross {
-		return a, nil, invalid("%s: the plan has ULYSSES_CROSS; a layer computes queries and keys from one x: plan without it", op)
+		return a, nil, invalid(
+			"%s: the plan has ULYSSES_CROSS; a layer computes queries and keys from one x: plan without it", op)
 	}
 	if (a.q_norm == nil) != (a.k_norm == nil) || (a.cos == nil) != (a.sin == nil) {
 		return a, nil, invalid("%s: one of q_norm and k_norm, or of cos and sin, is NULL; give both or neither", op)
@@ -132,7 +136,8 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 }
 
 // layerArgs returns the lengths of a collective call, and what readLayer returns.
-func (p *plan) layerArgs(op string, both *batch, args unsafe.Pointer) (b *sp.Batch, a cAttentionLayerArgs, x *layerTensors, err error) {
+func (p *plan) layerArgs(op string, both *batch, args unsafe.Pointer) (b *sp.Batch, a cAttentionLayerArgs,
+	x *layerTensors, err error) {
 	if b, err = p.attentionBatch(op, both, true); err == nil {
 		a, x, err = p.ctx.readLayer(op, p, b, args)
 	}
@@ -159,7 +164,8 @@ func (x *layerTensors) weights(r *reader, a *cAttentionLayerArgs) {
 			half = element(a.cos.shape, 1)
 		}
 		if half < 1 || 2*half > l.Dim {
-			r.err = invalid("%s: cos has the wrong shape; give F32[%d, rotary/2] with rotary from 2 to head_dim, %d", r.op, x.tokens, l.Dim)
+			r.err = invalid("%s: cos has the wrong shape; give F32[%d, rotary/2] with rotary from 2 to head_dim, %d",
+				r.op, x.tokens, l.Dim)
 			return
 		}
 		x.matrix(r, &x.cos, "cos", a.cos, tensor.F32, false, x.tokens, half)
@@ -168,7 +174,8 @@ func (x *layerTensors) weights(r *reader, a *cAttentionLayerArgs) {
 }
 
 // matrix reads a row-major tensor of a type and a shape. An optional tensor may be NULL.
-func (x *layerTensors) matrix(r *reader, dst *tensor.Tensor, name string, p *cTensor, dtype tensor.DType, optional bool, shape ...int64) {
+func (x *layerTensors) matrix(r *reader, dst *tensor.Tensor, name string, p *cTensor, dtype tensor.DType, optional bool,
+	shape ...int64) {
 	*dst = tensor.Tensor{}
 	if optional && p == nil {
 		return
@@ -224,7 +231,8 @@ func (p *plan) layerForward(op string, both *batch, args unsafe.Pointer) error {
 }
 
 // memory reads and checks saved and workspace, and ends the reading of a call.
-func (x *layerTensors) memory(r *reader, p *plan, both *batch, size sp.Sizes, a *cAttentionLayerArgs, backward bool) error {
+func (x *layerTensors) memory(r *reader, p *plan, both *batch, size sp.Sizes, a *cAttentionLayerArgs,
+	backward bool) error {
 	r.saved(&x.saved, a.saved, a.saved_bytes, !backward)
 	r.workspace(&x.workspace, a.workspace, a.workspace_bytes, size.Workspace)
 	if err := r.finish(layerSaved, p, both, x.kind.variant(), backward); err != nil {

@@ -52,8 +52,10 @@ func (x *layerTensors) weightGrads(r *reader, g *cAttentionLayerGrads) {
 		name   string
 		p      *cTensor
 		weight *tensor.Tensor
-	}{{&x.dwq, "dwq", g.dwq, &x.wq}, {&x.dwk, "dwk", g.dwk, &x.wk}, {&x.dwv, "dwv", g.dwv, &x.wv}, {&x.dwo, "dwo", g.dwo, &x.wo},
-		{&x.dbq, "dbq", g.dbq, &x.bq}, {&x.dbk, "dbk", g.dbk, &x.bk}, {&x.dbv, "dbv", g.dbv, &x.bv}, {&x.dbo, "dbo", g.dbo, &x.bo},
+	}{{&x.dwq, "dwq", g.dwq, &x.wq}, {&x.dwk, "dwk", g.dwk, &x.wk}, {&x.dwv, "dwv", g.dwv, &x.wv},
+		{&x.dwo, "dwo", g.dwo, &x.wo},
+		{&x.dbq, "dbq", g.dbq, &x.bq}, {&x.dbk, "dbk", g.dbk, &x.bk}, {&x.dbv, "dbv", g.dbv, &x.bv},
+		{&x.dbo, "dbo", g.dbo, &x.bo},
 		{&x.dqNorm, "dq_norm", g.dq_norm, &x.qNorm}, {&x.dkNorm, "dk_norm", g.dk_norm, &x.kNorm}} {
 		*w.dst = tensor.Tensor{}
 		if w.p == nil || r.err != nil {
@@ -88,7 +90,8 @@ func (c *context) runLayerBackward(p *plan, b *sp.Batch, x *layerTensors) error 
 	if ops.err != nil {
 		return ops.err
 	}
-	c.grads = sp.Grads{DOut: x.batched(x.dmixed, x.l.Heads), DQ: x.batched(x.q, x.l.Heads), DK: x.batched(x.k, x.l.KVHeads), DV: x.batched(x.v, x.l.KVHeads)}
+	c.grads = sp.Grads{DOut: x.batched(x.dmixed, x.l.Heads), DQ: x.batched(x.q, x.l.Heads),
+		DK: x.batched(x.k, x.l.KVHeads), DV: x.batched(x.v, x.l.KVHeads)}
 	if err := c.beginOptions(layerOp, p, b); err != nil {
 		return err
 	}

@@ -19,7 +19,8 @@ func newFloats(shape []int64, seed int) ([]float32, *cTensor) {
 	for i := range x {
 		x[i] = float32(math.Sin(float64(seed*31+i*7) * 1.7))
 	}
-	return x, &cTensor{data: p(&x[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shape[0]}
+	return x, &cTensor{data: p(&x[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1,
+		shape: &shape[0]}
 }
 
 // The gradients of a whole layer with biases, norms and rotation agree with finite differences of
@@ -37,8 +38,10 @@ func TestLayerGradients(t *testing.T) {
 func testLayerGradients(t *testing.T, flags int32, more ...func(*cAttentionDesc)) {
 	const b, s, hq, hkv, d, hidden = 2, 5, 4, 2, 8, 12
 	h := newHostOf(t, b, s, hq, hkv, d, flags, more...)
-	names := []string{"x", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm", "cos", "sin", "y", "dy", "dx"}
-	shapes := [][]int64{{b, s, hidden}, {hq * d, hidden}, {hkv * d, hidden}, {hkv * d, hidden}, {hidden, hq * d}, {hq * d}, {hkv * d}, {hkv * d}, {hidden}, {d}, {d},
+	names := []string{"x", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm", "cos", "sin", "y",
+		"dy", "dx"}
+	shapes := [][]int64{{b, s, hidden}, {hq * d, hidden}, {hkv * d, hidden}, {hkv * d, hidden}, {hidden, hq * d},
+		{hq * d}, {hkv * d}, {hkv * d}, {hidden}, {d}, {d},
 		{b * s, d / 2}, {b * s, d / 2}, {b, s, hidden}, {b, s, hidden}, {b, s, hidden}}
 	data, ts := make([][]float32, len(names)), make([]*cTensor, len(names))
 	for i := range names {
@@ -48,14 +51,16 @@ func testLayerGradients(t *testing.T, flags int32, more ...func(*cAttentionDesc)
 		a := float64(i) * 0.3
 		data[11][i], data[12][i] = float32(math.Cos(a)), float32(math.Sin(a))
 	}
-	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: ts[0], wq: ts[1], wk: ts[2], wv: ts[3], wo: ts[4], bq: ts[5], bk: ts[6], bv: ts[7],
+	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: ts[0],
+		wq: ts[1], wk: ts[2], wv: ts[3], wo: ts[4], bq: ts[5], bk: ts[6], bv: ts[7],
 		bo: ts[8], q_norm: ts[9], k_norm: ts[10], cos: ts[11], sin: ts[12], y: ts[13]}
 	sinks, sinksT := newFloats([]int64{hq}, 20)
 	slopes, slopesT := newFloats([]int64{hq}, 21)
 	mask := []uint8{1, 0, 0, 0, 1, 1, 1, 0, 1} // the second row hides the first keys, the third the middle
 	if flags&flagSinks != 0 {
 		a.sinks, a.alibi, a.dropout_seed = sinksT, slopesT, 7
-		a.block_mask = &cTensor{data: p(&mask[0]), device: onCPU, ndim: 3, code: 1, bits: 8, lanes: 1, shape: &[]int64{1, 3, 3}[0]}
+		a.block_mask = &cTensor{data: p(&mask[0]), device: onCPU, ndim: 3, code: 1, bits: 8, lanes: 1,
+			shape: &[]int64{1, 3, 3}[0]}
 	}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 	must(t, attentionLayerSizes(h.plan, h.batch, p(&a), p(&size)))
@@ -78,7 +83,8 @@ func testLayerGradients(t *testing.T, flags int32, more ...func(*cAttentionDesc)
 		clear(grads[i])
 	}
 	grads[0] = data[15]
-	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: ts[14], dx: ts[15], dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
+	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: ts[14], dx: ts[15],
+		dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
 		dbv: gt[7], dbo: gt[8], dq_norm: gt[9], dk_norm: gt[10]}
 	dsinks, dsinksT := newFloats([]int64{hq}, 0)
 	dslopes, dslopesT := newFloats([]int64{hq}, 0)
@@ -107,7 +113,8 @@ func testLayerGradients(t *testing.T, flags int32, more ...func(*cAttentionDesc)
 		t.Errorf("dwq is %v after two passes and %v after one, want twice the value", grads[1][3], first)
 	}
 	a.q_norm = nil
-	refused(t, "q_norm is NULL and k_norm is not", status.InvalidArgument, attentionLayerForward(h.plan, h.batch, p(&a)))
+	refused(t, "q_norm is NULL and k_norm is not", status.InvalidArgument,
+		attentionLayerForward(h.plan, h.batch, p(&a)))
 }
 
 // checkSlope compares the slope of the loss along a direction, by finite differences of x, with the

@@ -58,8 +58,10 @@ func freeCallbackArgs(m *callbackArgs) { C.free(unsafe.Pointer(m)) }
 func (p *plan) allocateHeads(a *device.Allocator, b *sp.Batch) headShards {
 	l := p.sp.Layer()
 	lo, hi, klo, khi := p.sp.Heads()
-	return headShards{q: a.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: a.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
-		v: a.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim), out: a.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
+	return headShards{q: a.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim),
+		k:   a.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
+		v:   a.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim),
+		out: a.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
 }
 
 // reshardQKV sets the reshard of three tensors sharded by tokens, and q, k and v of head shards.
@@ -89,7 +91,8 @@ func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
 	if err != nil {
 		return s, err
 	}
-	out, err := p.sp.ReshardWorkspace(b, x.reshardOut(tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.VDim), shape))
+	out, err := p.sp.ReshardWorkspace(b,
+		x.reshardOut(tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.VDim), shape))
 	if err != nil {
 		return s, err
 	}
@@ -172,7 +175,9 @@ func (p *plan) localForward(op string, both *batch, args, f, user unsafe.Pointer
 		return invalid("%s: the callback is NULL; give a function", op)
 	}
 	if a.lse != nil {
-		return unsupported("%s: lse is given, and the library does not know the statistics of the caller's attention; leave lse NULL", op)
+		return unsupported(
+			"%s: lse is given, and the library does not know the statistics of the caller's attention; leave lse NULL",
+			op)
 	}
 	call := localCall{p: p, b: b, op: op, f: f, user: user, stream: a.stream}
 	r := reader{c: c, op: op}
@@ -233,7 +238,8 @@ func (p *plan) localBackward(op string, both *batch, args, grads, f, user unsafe
 
 // noSaved returns the error for a backward pass without saved memory.
 func noSaved(op string) error {
-	return invalid("%s: there is no saved memory: saved is NULL, or the plan has ULYSSES_NO_BACKWARD; give the forward call memory for saved, and this call the same", op)
+	return invalid("%s: there is no saved memory: saved is NULL, or the plan has ULYSSES_NO_BACKWARD; give the forward call memory for saved, and this call the same",
+		op)
 }
 
 // toHeads runs the all-to-all before the callback. What the callback enqueues on the caller's
@@ -265,13 +271,16 @@ func (x *localCall) run() error {
 	lo, hi, klo, khi := x.p.sp.Heads()
 	m.call = cLocalCall{struct_size: uint32(unsafe.Sizeof(m.call)), head_lo: lo, head_hi: hi,
 		kv_head_lo: klo, kv_head_hi: khi, stream: x.stream}
-	m.call.q, m.call.k, m.call.v, m.call.out = c.tensorOut(0, h.q), c.tensorOut(1, h.k), c.tensorOut(2, h.v), c.tensorOut(3, h.out)
+	m.call.q, m.call.k, m.call.v, m.call.out = c.tensorOut(0, h.q), c.tensorOut(1, h.k), c.tensorOut(2, h.v),
+		c.tensorOut(3, h.out)
 	if x.backward {
 		m.call.backward = 1
-		m.call.dq, m.call.dk, m.call.dv, m.call.dout = c.tensorOut(4, g.q), c.tensorOut(5, g.k), c.tensorOut(6, g.v), c.tensorOut(7, g.out)
+		m.call.dq, m.call.dk, m.call.dv, m.call.dout = c.tensorOut(4, g.q), c.tensorOut(5, g.k), c.tensorOut(6, g.v),
+			c.tensorOut(7, g.out)
 	}
 	if code := C.call_local(x.f, x.user, (*C.ulysses_local_call)(unsafe.Pointer(&m.call))); code != 0 {
-		return status.Errorf(status.Code(code), "%s: the callback returned status %d (%v)", x.op, int32(code), status.Code(code))
+		return status.Errorf(status.Code(code), "%s: the callback returned status %d (%v)", x.op, int32(code),
+			status.Code(code))
 	}
 	return nil
 }
@@ -280,7 +289,8 @@ func (x *localCall) run() error {
 func (c *context) tensorOut(i int, t tensor.Tensor) *cTensor {
 	m := c.local.c
 	d := &m.tensors[i]
-	*d = cTensor{data: t.Data, device: c.deviceType, ordinal: c.ordinal, ndim: 4, lanes: 1, shape: &m.shape[i][0], strides: &m.strides[i][0]}
+	*d = cTensor{data: t.Data, device: c.deviceType, ordinal: c.ordinal, ndim: 4, lanes: 1, shape: &m.shape[i][0],
+		strides: &m.strides[i][0]}
 	d.code, d.bits = 2, 32
 	if t.DType == tensor.BF16 {
 		d.code, d.bits = 4, 16

@@ -54,7 +54,8 @@ func guarded(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
-			err = status.Errorf(status.Internal, "libulysses: a bug of the library, or an argument in memory that cannot be read: %v", r)
+			err = status.Errorf(status.Internal,
+				"libulysses: a bug of the library, or an argument in memory that cannot be read: %v", r)
 		}
 	}()
 	return f()
@@ -93,12 +94,15 @@ func readStruct[T any](op, name string, p unsafe.Pointer) (s T, err error) {
 	given, known := uintptr(*(*uint32)(p)), unsafe.Sizeof(s)
 	// every version of the struct ends at a multiple of its alignment
 	if given < 4 || given%unsafe.Alignof(s) != 0 || given > 1<<16 {
-		return s, invalid("%s: %s.struct_size is %d; use ULYSSES_INIT, which sets it to the size of the struct, %d in this version", op, name, given, known)
+		return s, invalid(
+			"%s: %s.struct_size is %d; use ULYSSES_INIT, which sets it to the size of the struct, %d in this version",
+			op, name, given, known)
 	}
 	bytes := unsafe.Slice((*byte)(p), given)
 	for i := known; i < given; i++ {
 		if bytes[i] != 0 {
-			return s, invalid("%s: %s.struct_size is %d, this library knows %d bytes, and byte %d is not zero: it belongs to a field of a newer header; set it to zero, or use a newer library",
+			return s, invalid(
+				"%s: %s.struct_size is %d, this library knows %d bytes, and byte %d is not zero: it belongs to a field of a newer header; set it to zero, or use a newer library",
 				op, name, given, known, i)
 		}
 	}
@@ -113,7 +117,8 @@ func writeStruct[T any](op, name string, p unsafe.Pointer, s *T) error {
 	}
 	given := uintptr(*(*uint32)(p))
 	if given < 4 || given > 1<<16 {
-		return invalid("%s: %s.struct_size is %d; use ULYSSES_INIT, which sets it to the size of the struct, %d in this version", op, name, given, unsafe.Sizeof(*s))
+		return invalid("%s: %s.struct_size is %d; use ULYSSES_INIT, which sets it to the size of the struct, %d in this version",
+			op, name, given, unsafe.Sizeof(*s))
 	}
 	n := min(given, unsafe.Sizeof(*s))
 	copy(unsafe.Slice((*byte)(p), n)[4:], unsafe.Slice((*byte)(unsafe.Pointer(s)), n)[4:])

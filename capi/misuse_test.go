@@ -41,17 +41,20 @@ func TestInvalidPositions(t *testing.T) {
 		all := []int64{0, 1, 2, 3, 4, 9, 6, 7}
 		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8, positions: &all[4*rank]}
 		var b uintptr
-		refusedWith(t, "a jump", newBatch(ctx, p(&l), p(&b)), "positions[1] on rank 1 (token 5 of sequence 0) is 9, and 5 or 0 is due")
+		refusedWith(t, "a jump", newBatch(ctx, p(&l), p(&b)),
+			"positions[1] on rank 1 (token 5 of sequence 0) is 9, and 5 or 0 is due")
 		all = []int64{3, 4, 5, 6, 7, 8, 9, 10}
 		l.positions = &all[4*rank]
-		refusedWith(t, "a start", newBatch(ctx, p(&l), p(&b)), "positions[0] on rank 0 (token 0 of sequence 0) is 3, and 0 is due")
+		refusedWith(t, "a start", newBatch(ctx, p(&l), p(&b)),
+			"positions[0] on rank 0 (token 0 of sequence 0) is 3, and 0 is due")
 		all = []int64{0, 1, 2, 0, 1, 0, 1, 2}
 		l.positions = &all[4*rank]
 		must(t, newBatch(ctx, p(&l), p(&b)))
 		if rank == 1 {
 			l.positions = nil
 		}
-		refusedWith(t, "positions on one rank", newBatch(ctx, p(&l), p(&b)), "positions is NULL on rank 1 and given on rank 0")
+		refusedWith(t, "positions on one rank", newBatch(ctx, p(&l), p(&b)),
+			"positions is NULL on rank 1 and given on rank 0")
 		l.seq, l.rows = 0, int64(8-8*rank)
 		l.positions = &all[0]
 		if rank == 1 {
@@ -81,7 +84,8 @@ func TestUnreadableDocuments(t *testing.T) {
 		cross.docs, cross.cu_seqlens, cross.kv_seq, cross.kv_cu_seqlens = 2, &cu[0], 8, given(&cu[0])
 		placed.positions = given(&positions[0])
 		for i, d := range []cBatchDesc{packed, cross, placed} {
-			refused(t, []string{"cu_seqlens", "kv_cu_seqlens", "positions"}[i], status.Internal, newBatch(ctx, p(&d), p(&b)))
+			refused(t, []string{"cu_seqlens", "kv_cu_seqlens", "positions"}[i], status.Internal,
+				newBatch(ctx, p(&d), p(&b)))
 			must(t, newBatch(ctx, p(&l), p(&b)))
 		}
 	})
@@ -92,8 +96,10 @@ func TestUnreadableDocuments(t *testing.T) {
 func TestDifferencesAreNamed(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		r := int64(rank)
-		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: 4, head_dim: 8 + r}
-		rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, qk_heads: 2, v_heads: 4, qk_dim: 8, v_dim: 8 + r}
+		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: 4,
+			head_dim: 8 + r}
+		rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, qk_heads: 2, v_heads: 4,
+			qk_dim: 8, v_dim: 8 + r}
 		var plan, b uintptr
 		refusedWith(t, "head_dim", newPlan(ctx, p(&d), p(&plan)), "head_dim is 9 on rank 1 and 8 on rank 0")
 		refusedWith(t, "v_dim", newGDNPlan(ctx, p(&rule), p(&plan)), "v_dim is 9 on rank 1 and 8 on rank 0")
@@ -130,20 +136,25 @@ func TestTagsOfSavedMemory(t *testing.T) {
 		must(t, newBatch(ctx, p(&l), p(&packed)))
 		must(t, planSizes(plan, batch, p(&size)))
 		x := func() *cTensor { return tensorOf(1, 4, 4, 8) }
-		a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x(), k: x(), v: x(), out: x(), saved: aligned(size.saved), saved_bytes: size.saved}
-		g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: x(), dq: x(), dk: x(), dv: x()}
+		a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x(), k: x(), v: x(), out: x(),
+			saved: aligned(size.saved), saved_bytes: size.saved}
+		g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: x(), dq: x(),
+			dk: x(), dv: x()}
 		must(t, attentionForward(plan, batch, p(&a)))
 		moved := a
 		moved.saved = aligned(size.saved)
 		copy(unsafe.Slice((*byte)(moved.saved), size.saved), unsafe.Slice((*byte)(a.saved), size.saved))
 		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
 		must(t, attentionBackward(twin, batch, p(&a), p(&g)))
-		refusedWith(t, "another plan", attentionBackward(causal, batch, p(&a), p(&g)), "saved is of a forward call with another plan")
-		refusedWith(t, "another batch", attentionBackward(plan, packed, p(&a), p(&g)), "saved is of a forward call with another plan, batch")
+		refusedWith(t, "another plan", attentionBackward(causal, batch, p(&a), p(&g)),
+			"saved is of a forward call with another plan")
+		refusedWith(t, "another batch", attentionBackward(plan, packed, p(&a), p(&g)),
+			"saved is of a forward call with another plan, batch")
 		if rank == 1 {
 			unsafe.Slice((*byte)(a.saved), 8)[3]++
 		}
-		refusedWith(t, "garbage on one rank", attentionBackward(plan, batch, p(&a), p(&g)), "rank 1", "saved has not been written by a forward call")
+		refusedWith(t, "garbage on one rank", attentionBackward(plan, batch, p(&a), p(&g)), "rank 1",
+			"saved has not been written by a forward call")
 		a.saved_bytes--
 		refusedWith(t, "too little", attentionForward(plan, batch, p(&a)), "saved has", "are needed")
 		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
@@ -161,8 +172,10 @@ func TestGatedDeltaLayerMisuse(t *testing.T) {
 		d.flags, d.conv_width = 0, 0
 		must(t, newGDNPlan(ctx, p(&d), p(&rule)))
 		refusedWith(t, "a plan of the rule", forward(rule), "conv_width of the plan is 0")
-		refusedWith(t, "sizes of a plan of the rule", gdnLayerSizes(rule, r.batch, p(&r.size)), "conv_width of the plan is 0")
-		refusedWith(t, "sizes of a plan of attention", gdnLayerSizes(r.plan, r.batch, p(&r.size)), "the plan is of attention")
+		refusedWith(t, "sizes of a plan of the rule", gdnLayerSizes(rule, r.batch, p(&r.size)),
+			"conv_width of the plan is 0")
+		refusedWith(t, "sizes of a plan of attention", gdnLayerSizes(r.plan, r.batch, p(&r.size)),
+			"the plan is of attention")
 		d.conv_width = callWidth
 		must(t, newGDNPlan(ctx, p(&d), p(&plain)))
 		refusedWith(t, "z without the flag", forward(plain), "z is given and the plan has no ULYSSES_GATED_NORM")
@@ -173,10 +186,13 @@ func TestGatedDeltaLayerMisuse(t *testing.T) {
 		refusedWith(t, "dz without the flag", gdnLayerBackward(plain, r.batch, p(&a), p(&g)), "dz or dnorm is given")
 		g.dz = nil
 		must(t, gdnLayerBackward(plain, r.batch, p(&a), p(&g)))
-		refusedWith(t, "saved by another plan", gdnLayerBackward(r.rules[0], r.batch, p(&r.gdnLayers[0]), p(&r.gdnLayerGrads)), "another plan, batch or layer")
+		refusedWith(t, "saved by another plan",
+			gdnLayerBackward(r.rules[0], r.batch, p(&r.gdnLayers[0]), p(&r.gdnLayerGrads)),
+			"another plan, batch or layer")
 		must(t, gdnLayerSizes(plain, r.batch, p(&r.size)))
 		a.saved_bytes = r.size.saved - 1
-		refusedWith(t, "too little", forward(plain), fmt.Sprintf("saved has %d bytes and %d are needed", r.size.saved-1, r.size.saved))
+		refusedWith(t, "too little", forward(plain),
+			fmt.Sprintf("saved has %d bytes and %d are needed", r.size.saved-1, r.size.saved))
 		a.saved_bytes = r.size.saved
 		a.conv = tensorOf(callChannels, callWidth+1)
 		refusedWith(t, "conv", forward(plain), "conv is", "it must be")
@@ -189,7 +205,8 @@ func TestReshardFlags(t *testing.T) {
 		r := newRankCalls(t, ctx)
 		var bytes uint64
 		for _, direction := range []int32{-1, 2, 7} {
-			refusedWith(t, "to_heads", reshardWorkspace(r.plan, r.batch, p(&r.toHeads), direction, p(&bytes)), fmt.Sprintf("to_heads is %d; give 1", direction))
+			refusedWith(t, "to_heads", reshardWorkspace(r.plan, r.batch, p(&r.toHeads), direction, p(&bytes)),
+				fmt.Sprintf("to_heads is %d; give 1", direction))
 		}
 		r.shared[1] = int32(1 + rank)
 		refusedWith(t, "shared", reshard(r.plan, r.batch, p(&r.toHeads), true), "rank 1: ", "shared[1] is 2;")
@@ -204,7 +221,8 @@ func TestUsableDevices(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "/plugins/libulysses_cuda.so")
 	t.Setenv("CUDA_VISIBLE_DEVICES", "") // as without a GPU
 	built, usable, why := devices()
-	if !slices.Equal(built, []string{"cpu", "cuda"}) || !slices.Equal(usable, []string{"cpu"}) || why["cuda"] != cuda.WhyUnusable("/plugins/libulysses_cuda.so") || why["cuda"] == "" {
+	if !slices.Equal(built, []string{"cpu", "cuda"}) || !slices.Equal(usable, []string{"cpu"}) ||
+		why["cuda"] != cuda.WhyUnusable("/plugins/libulysses_cuda.so") || why["cuda"] == "" {
 		t.Errorf("built %q, usable %q, reasons %q", built, usable, why)
 	}
 }

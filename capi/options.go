@@ -20,13 +20,16 @@ func optionsOf(op string, d *cAttentionDesc, l *sp.Layer) error {
 	blocks := d.flags&flagBlockMask != 0
 	switch {
 	case !device.IsSoftcap(float64(d.softcap)):
-		return invalid("%s: softcap is %v; give a number from %v to %v, or 0 for none", op, d.softcap, device.MinSoftcap, device.MaxSoftcap)
+		return invalid("%s: softcap is %v; give a number from %v to %v, or 0 for none", op, d.softcap,
+			device.MinSoftcap, device.MaxSoftcap)
 	case !(d.dropout >= 0 && d.dropout < 1):
 		return invalid("%s: dropout is %v; give a probability of at least 0 and below 1", op, d.dropout)
 	case blocks && (d.block_q < 1 || d.block_k < 1):
-		return invalid("%s: ULYSSES_BLOCK_MASK is set, block_q is %d and block_k %d; give the queries and keys of a block, 1 or more", op, d.block_q, d.block_k)
+		return invalid("%s: ULYSSES_BLOCK_MASK is set, block_q is %d and block_k %d; give the queries and keys of a block, 1 or more",
+			op, d.block_q, d.block_k)
 	case !blocks && (d.block_q != 0 || d.block_k != 0):
-		return invalid("%s: block_q is %d and block_k %d without ULYSSES_BLOCK_MASK; set the flag, or leave them 0", op, d.block_q, d.block_k)
+		return invalid("%s: block_q is %d and block_k %d without ULYSSES_BLOCK_MASK; set the flag, or leave them 0", op,
+			d.block_q, d.block_k)
 	}
 	l.Softcap, l.Dropout = float64(d.softcap), float64(d.dropout)
 	l.Sinks, l.ALiBi = d.flags&flagSinks != 0, d.flags&flagAlibi != 0
@@ -61,7 +64,8 @@ func (r *reader) options(p *plan, b *sp.Batch, sinks, alibi, mask *cTensor, seed
 		if m.NDim > 0 && m.Shape[0] == 1 {
 			heads = 1
 		}
-		r.dense("block_mask", m, tensor.U8, heads, (b.Seq()+l.BlockRows-1)/l.BlockRows, (b.KVSeq()+l.BlockColumns-1)/l.BlockColumns)
+		r.dense("block_mask", m, tensor.U8, heads, (b.Seq()+l.BlockRows-1)/l.BlockRows,
+			(b.KVSeq()+l.BlockColumns-1)/l.BlockColumns)
 	}
 	if r.c.args.Seed = int64(seed); l.Dropout > 0 {
 		r.c.requireEqual("dropout_seed", r.c.args.Seed)
@@ -76,7 +80,8 @@ func (r *reader) option(dst *tensor.Tensor, name, flag string, p *cTensor, axes 
 	case set && p == nil:
 		r.err = invalid("%s: %s is NULL and the plan has %s; give it, also in the backward call", r.op, name, flag)
 	case !set && p != nil:
-		r.err = invalid("%s: %s is given and the plan has no %s; plan with the flag, or leave it NULL", r.op, name, flag)
+		r.err = invalid("%s: %s is given and the plan has no %s; plan with the flag, or leave it NULL", r.op,
+			name, flag)
 	case set:
 		r.get(dst, name, p, axes, false)
 	}
@@ -84,7 +89,8 @@ func (r *reader) option(dst *tensor.Tensor, name, flag string, p *cTensor, axes 
 
 // perHead checks a tensor [H] in F32 or in the type of the plan, unless it is absent.
 func (r *reader) perHead(name string, t tensor.Tensor, l sp.Layer) {
-	if r.err == nil && !t.IsNil() && (t.DType != tensor.F32 && t.DType != l.DType || t.NDim != 1 || t.Shape[0] != l.Heads || !t.Contiguous()) {
+	if r.err == nil && !t.IsNil() &&
+		(t.DType != tensor.F32 && t.DType != l.DType || t.NDim != 1 || t.Shape[0] != l.Heads || !t.Contiguous()) {
 		r.err = invalid("%s: %s is %v; give a dense tensor [%d] of F32 or %v", r.op, name, t, l.Heads, l.DType)
 	}
 }

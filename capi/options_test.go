@@ -31,10 +31,14 @@ type optionCase struct {
 
 var optionCases = []optionCase{
 	{name: "sinks, softcap", desc: cAttentionDesc{flags: flagCausal | flagSinks, softcap: 1.5}},
-	{name: "slopes, window, documents", desc: cAttentionDesc{flags: flagCausal | flagAlibi | flagWindow, window_left: 4, window_right: -1}, cu: []int64{0, 5, 13, 20, 26}},
+	{name: "slopes, window, documents",
+		desc: cAttentionDesc{flags: flagCausal | flagAlibi | flagWindow, window_left: 4, window_right: -1},
+		cu:   []int64{0, 5, 13, 20, 26}},
 	{name: "dropout, sinks", desc: cAttentionDesc{flags: flagSinks, dropout: 0.25}},
-	{name: "mask of heads, slopes", desc: cAttentionDesc{flags: flagBlockMask | flagAlibi, block_q: 3, block_k: 4}, heads: optH},
-	{name: "one mask, causal", desc: cAttentionDesc{flags: flagBlockMask | flagCausal, block_q: 2, block_k: 5}, cu: []int64{0, 13, 15, 26}, heads: 1},
+	{name: "mask of heads, slopes", desc: cAttentionDesc{flags: flagBlockMask | flagAlibi, block_q: 3, block_k: 4},
+		heads: optH},
+	{name: "one mask, causal", desc: cAttentionDesc{flags: flagBlockMask | flagCausal, block_q: 2, block_k: 5},
+		cu: []int64{0, 13, 15, 26}, heads: 1},
 	{name: "keys at once", desc: cAttentionDesc{flags: flagCausal | flagGatherKeys}},
 }
 
@@ -70,12 +74,16 @@ func widened(x []float32) []float64 {
 // tensors returns the tensors of a case with the results of the reference.
 func (c *optionCase) tensors(seed uint64) *whole {
 	const n = optB * optS
-	x := &whole{q: wave(n*optH*optD, 1.7), k: wave(n*optKV*optD, 2.3), v: wave(n*optKV*optD, 0.9), dout: wave(n*optH*optD, 3.1),
-		out: make([]float32, n*optH*optD), lse: make([]float32, n*optH), dq: make([]float32, n*optH*optD), dk: make([]float32, n*optKV*optD), dv: make([]float32, n*optKV*optD),
-		dsinks: make([]float32, optH), dslopes: make([]float32, optH)}
+	x := &whole{q: wave(n*optH*optD, 1.7), k: wave(n*optKV*optD, 2.3), v: wave(n*optKV*optD, 0.9),
+		dout: wave(n*optH*optD, 3.1), out: make([]float32, n*optH*optD), lse: make([]float32, n*optH),
+		dq: make([]float32, n*optH*optD), dk: make([]float32, n*optKV*optD), dv: make([]float32, n*optKV*optD),
+		dsinks:  make([]float32, optH),
+		dslopes: make([]float32, optH)}
 	d := &c.desc
-	a := ref.Attention{Hq: optH, Hkv: optKV, D: optD, Dv: optD, CuQ: c.cu, Causal: d.flags&flagCausal != 0, Scale: 1 / math.Sqrt(optD), Softcap: float64(d.softcap),
-		Dropout: float64(d.dropout), Seed: int64(seed), QuerySeq: optS, KeySeq: optS, BlockRows: int64(d.block_q), BlockColumns: int64(d.block_k)}
+	a := ref.Attention{Hq: optH, Hkv: optKV, D: optD, Dv: optD, CuQ: c.cu, Causal: d.flags&flagCausal != 0,
+		Scale: 1 / math.Sqrt(optD), Softcap: float64(d.softcap), Dropout: float64(d.dropout), Seed: int64(seed),
+		QuerySeq: optS, KeySeq: optS, BlockRows: int64(d.block_q),
+		BlockColumns: int64(d.block_k)}
 	if a.CuQ == nil {
 		a.CuQ = []int64{0, optS, 2 * optS}
 	}
@@ -115,7 +123,8 @@ func arrayOf(shape ...int64) (*cTensor, []float32) {
 		n *= d
 	}
 	data, shape := make([]float32, max(1, n)), slices.Clone(shape)
-	return &cTensor{data: p(&data[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shape[0]}, data
+	return &cTensor{data: p(&data[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1,
+		shape: &shape[0]}, data
 }
 
 // run computes attention and its gradients on a rank, and stores them in the whole tensors.
@@ -165,13 +174,18 @@ func (c *optionCase) run(t *testing.T, ctx uintptr, x *whole, zigzag bool, seed 
 	}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 	must(t, planSizes(plan, batch, p(&size)))
-	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), sinks: vector(x.sinks, false), alibi: vector(x.slopes, false), dropout_seed: seed,
-		saved: aligned(size.saved), saved_bytes: size.saved, workspace: aligned(size.workspace), workspace_bytes: size.workspace}
+	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), sinks: vector(x.sinks, false),
+		alibi: vector(x.slopes, false), dropout_seed: seed, saved: aligned(size.saved), saved_bytes: size.saved,
+		workspace:       aligned(size.workspace),
+		workspace_bytes: size.workspace}
 	if x.mask != nil {
-		shape := []int64{c.heads, (optS + int64(d.block_q) - 1) / int64(d.block_q), (optS + int64(d.block_k) - 1) / int64(d.block_k)}
-		a.block_mask = &cTensor{data: p(&x.mask[0]), device: onCPU, ndim: 3, code: 1, bits: 8, lanes: 1, shape: &shape[0]}
+		shape := []int64{c.heads, (optS + int64(d.block_q) - 1) / int64(d.block_q),
+			(optS + int64(d.block_k) - 1) / int64(d.block_k)}
+		a.block_mask = &cTensor{data: p(&x.mask[0]), device: onCPU, ndim: 3, code: 1, bits: 8, lanes: 1,
+			shape: &shape[0]}
 	}
-	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dsinks: vector(x.sinks, true), dalibi: vector(x.slopes, true)}
+	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dsinks: vector(x.sinks, true),
+		dalibi: vector(x.slopes, true)}
 	a.q, _ = mine(optH, optD, x.q)
 	a.k, _ = mine(optKV, optD, x.k)
 	a.v, _ = mine(optKV, optD, x.v)
@@ -192,7 +206,8 @@ func (c *optionCase) run(t *testing.T, ctx uintptr, x *whole, zigzag bool, seed 
 	for _, r := range []struct {
 		from, to []float32
 		width    int64
-	}{{out, x.out, optH * optD}, {lse, x.lse, optH}, {dq, x.dq, optH * optD}, {dk, x.dk, optKV * optD}, {dv, x.dv, optKV * optD}} {
+	}{{out, x.out, optH * optD}, {lse, x.lse, optH}, {dq, x.dq, optH * optD}, {dk, x.dk, optKV * optD},
+		{dv, x.dv, optKV * optD}} {
 		each(r.width, func(at, to, n int64) { copy(r.to[to:to+n], r.from[at:at+n]) })
 	}
 	x.sum.Lock()
@@ -239,7 +254,9 @@ func TestOptions(t *testing.T) {
 		for _, mesh := range [][2]int{{1, 1}, {2, 1}, {2, 2}, {3, 3}, {4, 2}, {6, 1}, {6, 3}} {
 			for _, zigzag := range []bool{false, true} {
 				x := c.tensors(seed)
-				onRanksWith(t, mesh[0], cOptions{ring: int32(mesh[1])}, func(rank int, ctx uintptr) { c.run(t, ctx, x, zigzag, seed) })
+				onRanksWith(t, mesh[0], cOptions{ring: int32(mesh[1])}, func(rank int, ctx uintptr) {
+					c.run(t, ctx, x, zigzag, seed)
+				})
 				x.check(t, fmt.Sprintf("%s, %d ranks, ring %d, zigzag %v", c.name, mesh[0], mesh[1], zigzag))
 			}
 		}
@@ -275,7 +292,8 @@ func TestZigzagBatches(t *testing.T) {
 				rows[rank] = append(rows[rank], at)
 			}
 		}
-		if n := int64(len(rows[rank])); n != info.rows || info.max_rows < n || info.gathered_rows < n || info.gathered_rows > 10 {
+		if n := int64(len(rows[rank])); n != info.rows || info.max_rows < n || info.gathered_rows < n ||
+			info.gathered_rows > 10 {
 			t.Errorf("rank %d: %d rows in ranges, %+v", rank, n, info)
 		}
 		positions := make([]int64, 2*info.rows)
@@ -325,7 +343,8 @@ func TestRingRefusals(t *testing.T) {
 			Ring, Ulysses int64
 			Form          string
 		}
-		if err := json.Unmarshal([]byte(text), &description); err != nil || description.Ring != 2 || description.Ulysses != 2 || description.Form != "ring" {
+		if err := json.Unmarshal([]byte(text), &description); err != nil || description.Ring != 2 ||
+			description.Ulysses != 2 || description.Form != "ring" {
 			t.Errorf("%s: %v", text, err)
 		}
 		must(t, guarded(func() error { return gdnForward(r.rules[0], r.batch, p(&r.gdn[0])) }))
@@ -340,16 +359,20 @@ func TestRingRefusals(t *testing.T) {
 				t.Errorf("%s: %v, want it to say %q", what, err, want)
 			}
 		}
-		says("gdn with a zigzag", "ULYSSES_ZIGZAG", status.Unsupported, guarded(func() error { return gdnForward(r.rules[0], zigzag, p(&r.gdn[0])) }))
-		says("a halo with a zigzag", "ULYSSES_ZIGZAG", status.Unsupported, guarded(func() error { return callHalo("ulysses_halo_forward", ctx, zigzag, p(&r.halo), true) }))
-		says("the caller's own attention with a ring", "ring 2", status.Unsupported, guarded(func() error { return localForward(r.plan, r.batch, p(&r.attention), p(&r), nil) }))
+		says("gdn with a zigzag", "ULYSSES_ZIGZAG", status.Unsupported,
+			guarded(func() error { return gdnForward(r.rules[0], zigzag, p(&r.gdn[0])) }))
+		says("a halo with a zigzag", "ULYSSES_ZIGZAG", status.Unsupported,
+			guarded(func() error { return callHalo("ulysses_halo_forward", ctx, zigzag, p(&r.halo), true) }))
+		says("the caller's own attention with a ring", "ring 2", status.Unsupported,
+			guarded(func() error { return localForward(r.plan, r.batch, p(&r.attention), p(&r), nil) }))
 		l.seq, l.rows = 0, 3
 		says("a zigzag of own rows", "ULYSSES_ZIGZAG", status.InvalidArgument, newBatch(ctx, p(&l), p(&zigzag)))
 	})
 	var ctx uintptr
 	for _, o := range []cOptions{{ring: 2}, {ring: 1, ulysses: 2}, {ring: -1}} {
 		o.struct_size, o.threads = uint32(unsafe.Sizeof(o)), 1
-		refused(t, fmt.Sprintf("ring %d, ulysses %d on one rank", o.ring, o.ulysses), status.InvalidArgument, newLocal(p(&o), p(&ctx)))
+		refused(t, fmt.Sprintf("ring %d, ulysses %d on one rank", o.ring, o.ulysses), status.InvalidArgument,
+			newLocal(p(&o), p(&ctx)))
 	}
 }
 
@@ -357,7 +380,9 @@ func TestRingRefusals(t *testing.T) {
 func TestOptionFaults(t *testing.T) {
 	h := newHostOf(t, 1, 6, 2, 1, 4, 0)
 	nan := float32(math.NaN())
-	for _, d := range []cAttentionDesc{{softcap: -1}, {softcap: nan}, {softcap: 1e-38}, {softcap: 3e38}, {dropout: 1}, {dropout: -0.5}, {dropout: nan}, {block_q: 2, block_k: 2}, {flags: flagBlockMask}, {flags: flagBlockMask, block_q: 2},
+	for _, d := range []cAttentionDesc{{softcap: -1}, {softcap: nan}, {softcap: 1e-38}, {softcap: 3e38}, {dropout: 1},
+		{dropout: -0.5}, {dropout: nan}, {block_q: 2, block_k: 2}, {flags: flagBlockMask},
+		{flags: flagBlockMask, block_q: 2},
 		{flags: flagBlockMask, block_q: -1, block_k: 1}} {
 		d.struct_size, d.dtype, d.heads, d.kv_heads, d.head_dim = h.desc.struct_size, typeF32, 2, 1, 4
 		var plan uintptr
@@ -374,16 +399,25 @@ func TestOptionFaults(t *testing.T) {
 	maskShape := []int64{2, 2, 2}
 	mask := cTensor{data: aligned(64), device: onCPU, ndim: 3, code: 1, bits: 8, lanes: 1, shape: &maskShape[0]}
 	a := h.args
-	a.saved, a.saved_bytes, a.workspace, a.workspace_bytes = aligned(h.sizes.saved), h.sizes.saved, aligned(h.sizes.workspace), h.sizes.workspace
+	a.saved, a.saved_bytes, a.workspace, a.workspace_bytes = aligned(h.sizes.saved), h.sizes.saved,
+		aligned(h.sizes.workspace), h.sizes.workspace
 	a.sinks, a.alibi, a.block_mask = &vector, &vector, &mask
 	must(t, attentionForward(plan, h.batch, p(&a)))
 	for _, f := range []struct {
 		want  string
 		spoil func(a *cAttentionArgs)
 	}{
-		{"sinks is NULL", func(a *cAttentionArgs) { a.sinks = nil }}, {"alibi is NULL", func(a *cAttentionArgs) { a.alibi = nil }}, {"block_mask is NULL", func(a *cAttentionArgs) { a.block_mask = nil }},
-		{"sinks is", func(a *cAttentionArgs) { a.sinks = &mask }}, {"alibi is", func(a *cAttentionArgs) { a.alibi = &h.t[0] }}, {"block_mask is", func(a *cAttentionArgs) { a.block_mask = &vector }},
-		{"block_mask is U8[1, 2, 3]; give a row-major tensor U8[1, 2, 2]", func(a *cAttentionArgs) { m := mask; m.shape = &[]int64{1, 2, 3}[0]; a.block_mask = &m }},
+		{"sinks is NULL", func(a *cAttentionArgs) { a.sinks = nil }},
+		{"alibi is NULL", func(a *cAttentionArgs) { a.alibi = nil }},
+		{"block_mask is NULL", func(a *cAttentionArgs) { a.block_mask = nil }},
+		{"sinks is", func(a *cAttentionArgs) { a.sinks = &mask }},
+		{"alibi is", func(a *cAttentionArgs) { a.alibi = &h.t[0] }},
+		{"block_mask is", func(a *cAttentionArgs) { a.block_mask = &vector }},
+		{"block_mask is U8[1, 2, 3]; give a row-major tensor U8[1, 2, 2]", func(a *cAttentionArgs) {
+			m := mask
+			m.shape = &[]int64{1, 2, 3}[0]
+			a.block_mask = &m
+		}},
 		{"workspace has", func(a *cAttentionArgs) { a.workspace_bytes -= 64 }},
 	} {
 		b := a
@@ -448,7 +482,8 @@ func TestOptionsInBF16(t *testing.T) {
 	var grads [2][4]float32
 	for i, of := range []func([]float32) *cTensor{half, full} {
 		a := h.args
-		a.saved, a.saved_bytes, a.workspace, a.workspace_bytes = aligned(h.sizes.saved), h.sizes.saved, aligned(h.sizes.workspace), h.sizes.workspace
+		a.saved, a.saved_bytes, a.workspace, a.workspace_bytes = aligned(h.sizes.saved), h.sizes.saved,
+			aligned(h.sizes.workspace), h.sizes.workspace
 		a.sinks, a.alibi = of(values), of(values)
 		g := h.grads
 		g.dsinks, g.dalibi = of(zeros), of(zeros)
@@ -506,7 +541,8 @@ func TestDropoutSeedOfBackward(t *testing.T) {
 				*pass.seed = 6
 				err := pass.backward(plan)
 				refused(t, pass.name+" with another seed", status.InvalidArgument, err)
-				if want := "dropout_seed is 6, and 9223372036854775813 in the forward call"; err == nil || !strings.Contains(err.Error(), want) {
+				if want := "dropout_seed is 6, and 9223372036854775813 in the forward call"; err == nil ||
+					!strings.Contains(err.Error(), want) {
 					t.Errorf("%s on rank %d: %v, want it to say %q", pass.name, rank, err, want)
 				}
 				*pass.seed = 1<<63 + 5

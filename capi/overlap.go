@@ -25,11 +25,14 @@ func (c *context) checkOverlaps(op string) error {
 			continue
 		}
 		if !injective(&a.t) {
-			return invalid("%s: %s is %v; its strides place several elements at one address: give a tensor without overlaps", op, a.name, a.t)
+			return invalid(
+				"%s: %s is %v; its strides place several elements at one address: give a tensor without overlaps", op,
+				a.name, a.t)
 		}
 		for j := range c.operands {
 			if b := &c.operands[j]; i != j && (i < j || !b.out) && !disjoint(&a.t, &b.t) {
-				return invalid("%s: %s, which the call writes, and %s overlap in memory; give each its own memory", op, a.name, b.name)
+				return invalid("%s: %s, which the call writes, and %s overlap in memory; give each its own memory", op,
+					a.name, b.name)
 			}
 		}
 	}
@@ -82,7 +85,8 @@ func disjoint(a, b *tensor.Tensor) bool {
 	}
 	for i := range int(a.NDim) {
 		s := a.Stride[i] * a.DType.Size()
-		if a.Shape[i] > 1 && s > 0 && multiples(a, s) && multiples(b, s) && apartModulo(x%s, footprint(a, s), y%s, footprint(b, s), s) {
+		if a.Shape[i] > 1 && s > 0 && multiples(a, s) && multiples(b, s) &&
+			apartModulo(x%s, footprint(a, s), y%s, footprint(b, s), s) {
 			return true
 		}
 	}

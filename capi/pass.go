@@ -66,7 +66,8 @@ func backwardStart(ph, bh uintptr, args, grads, out unsafe.Pointer) error {
 
 // startPass starts a pass whose tensors were read into the context, and writes its handle to out.
 // Collective.
-func (p *plan) startPass(r *reader, both *batch, b *sp.Batch, a *cAttentionArgs, backward bool, out unsafe.Pointer) error {
+func (p *plan) startPass(r *reader, both *batch, b *sp.Batch, a *cAttentionArgs, backward bool,
+	out unsafe.Pointer) error {
 	c := p.ctx
 	x, err := c.freePass(r.op)
 	if err != nil {
@@ -103,7 +104,8 @@ func (c *context) freePass(op string) (*pass, error) {
 		}
 	}
 	if len(c.passes) == maxPasses {
-		return nil, invalid("%s: %d passes are in progress, which is the maximum; complete or cancel one", op, maxPasses)
+		return nil, invalid("%s: %d passes are in progress, which is the maximum; complete or cancel one", op,
+			maxPasses)
 	}
 	x := &pass{ctx: c}
 	c.passes = append(c.passes, x)
@@ -140,9 +142,11 @@ func onPass(op string, h uintptr, body func(x *pass) error) error {
 
 // The calls of the steps, for messages, and the steps of the tensors.
 var (
-	passCalls = map[sp.Step]string{sp.SendQ: "ulysses_pass_send(ULYSSES_TENSOR_Q)", sp.SendK: "ulysses_pass_send(ULYSSES_TENSOR_K)", sp.SendV: "ulysses_pass_send(ULYSSES_TENSOR_V)",
+	passCalls = map[sp.Step]string{sp.SendQ: "ulysses_pass_send(ULYSSES_TENSOR_Q)",
+		sp.SendK: "ulysses_pass_send(ULYSSES_TENSOR_K)", sp.SendV: "ulysses_pass_send(ULYSSES_TENSOR_V)",
 		sp.AttendForward: "ulysses_pass_attend", sp.AttendBackward: "ulysses_pass_attend",
-		sp.WaitDV: "ulysses_pass_wait(ULYSSES_TENSOR_V)", sp.WaitDK: "ulysses_pass_wait(ULYSSES_TENSOR_K)", sp.WaitDQ: "ulysses_pass_wait(ULYSSES_TENSOR_Q)"}
+		sp.WaitDV: "ulysses_pass_wait(ULYSSES_TENSOR_V)", sp.WaitDK: "ulysses_pass_wait(ULYSSES_TENSOR_K)",
+		sp.WaitDQ: "ulysses_pass_wait(ULYSSES_TENSOR_Q)"}
 	sendSteps = map[int32]sp.Step{tensorQ: sp.SendQ, tensorK: sp.SendK, tensorV: sp.SendV}
 	waitSteps = map[int32]sp.Step{tensorQ: sp.WaitDQ, tensorK: sp.WaitDK, tensorV: sp.WaitDV}
 )

@@ -56,7 +56,8 @@ func overlappedBackward(plan, batch uintptr, a *cAttentionArgs, g *cAttentionGra
 	if err := backwardStart(plan, batch, p(a), p(g), p(&pass)); err != nil {
 		return err
 	}
-	return inOrder(calls, func() error { return passAttend(pass) }, func() error { return passWait(pass, tensorV) }, calls,
+	return inOrder(calls, func() error { return passAttend(pass) },
+		func() error { return passWait(pass, tensorV) }, calls,
 		func() error { return passWait(pass, tensorK) }, func() error { return passWait(pass, tensorQ) })
 }
 
@@ -98,7 +99,8 @@ func TestPassesEqualCalls(t *testing.T) {
 				for _, x := range []struct {
 					name      string
 					got, want []float32
-				}{{"out", got.out, want.out}, {"lse", got.lse, want.lse}, {"dq", got.dq, want.dq}, {"dk", got.dk, want.dk}, {"dv", got.dv, want.dv}} {
+				}{{"out", got.out, want.out}, {"lse", got.lse, want.lse}, {"dq", got.dq, want.dq},
+					{"dk", got.dk, want.dk}, {"dv", got.dv, want.dv}} {
 					if !slices.Equal(x.got, x.want) {
 						t.Errorf("%s: %s differs from the plain calls", name, x.name)
 					}
@@ -123,7 +125,8 @@ func TestPassesAndCallsMix(t *testing.T) {
 			t.Errorf("rank %d: the plain backward pass after an overlapped forward pass differs", rank)
 		}
 		clear(unsafe.Slice((*byte)(r.attention.saved), r.attention.saved_bytes))
-		refusedWith(t, "no forward pass", overlappedBackward(r.plan, r.batch, &r.attention, &r.attentionGrads, nothing), "saved has not been written by a forward call")
+		refusedWith(t, "no forward pass", overlappedBackward(r.plan, r.batch, &r.attention, &r.attentionGrads, nothing),
+			"saved has not been written by a forward call")
 		must(t, attentionForward(r.plan, r.batch, p(&r.attention)))
 		must(t, overlappedBackward(r.plan, r.batch, &r.attention, &r.attentionGrads, nothing))
 		if !slices.Equal(again(), want) {
@@ -149,7 +152,8 @@ func TestPassesInterleave(t *testing.T) {
 		clear(elementsOf(r.attention.out))
 		var x, y uintptr
 		steps := func(pass *uintptr) []func() error {
-			return []func() error{func() error { return passSend(*pass, tensorQ) }, func() error { return passSend(*pass, tensorK) }, func() error { return passSend(*pass, tensorV) }}
+			return []func() error{func() error { return passSend(*pass, tensorQ) },
+				func() error { return passSend(*pass, tensorK) }, func() error { return passSend(*pass, tensorV) }}
 		}
 		must(t, forwardStart(r.plan, r.batch, p(&r.attention), p(&x)))
 		must(t, forwardStart(r.plan, r.batch, p(&second), p(&y)))
@@ -175,7 +179,8 @@ func TestPassOrder(t *testing.T) {
 		want, dq := slices.Clone(out), slices.Clone(elementsOf(r.attentionGrads.dq))
 		var pass uintptr
 		must(t, forwardStart(r.plan, r.batch, p(&r.attention), p(&pass)))
-		refusedWith(t, "k first", passSend(pass, tensorK), "ulysses_pass_send(ULYSSES_TENSOR_K) is called out of order; ulysses_pass_send(ULYSSES_TENSOR_Q) is due")
+		refusedWith(t, "k first", passSend(pass, tensorK),
+			"ulysses_pass_send(ULYSSES_TENSOR_K) is called out of order; ulysses_pass_send(ULYSSES_TENSOR_Q) is due")
 		refusedWith(t, "attention first", passAttend(pass), "ulysses_pass_send(ULYSSES_TENSOR_Q) is due")
 		refusedWith(t, "a tensor", passSend(pass, 7), "the tensor is 7")
 		refusedWith(t, "out is NULL", forwardStart(r.plan, r.batch, p(&r.attention), nil), "out is NULL")
@@ -185,9 +190,11 @@ func TestPassOrder(t *testing.T) {
 		if rank == 1 {
 			other = tensorV
 		}
-		refusedWith(t, "another tensor on one rank", passSend(pass, other), "rank 1", "ulysses_pass_send(ULYSSES_TENSOR_K) is due")
+		refusedWith(t, "another tensor on one rank", passSend(pass, other), "rank 1",
+			"ulysses_pass_send(ULYSSES_TENSOR_K) is due")
 		must(t, passSend(pass, tensorK))
-		refusedWith(t, "a gradient of a forward pass", passWait(pass, tensorV), "ulysses_pass_send(ULYSSES_TENSOR_V) is due")
+		refusedWith(t, "a gradient of a forward pass", passWait(pass, tensorV),
+			"ulysses_pass_send(ULYSSES_TENSOR_V) is due")
 		must(t, passSend(pass, tensorV))
 		must(t, passAttend(pass))
 		refusedWith(t, "a pass that ended", passAttend(pass), "not the handle of a pass")
@@ -224,7 +231,8 @@ func (r *rankCalls) cancel(t *testing.T) {
 		}
 	}
 	var one uintptr
-	refusedWith(t, "too many passes", forwardStart(r.plan, r.batch, p(&r.attention), p(&one)), "16 passes are in progress")
+	refusedWith(t, "too many passes", forwardStart(r.plan, r.batch, p(&r.attention), p(&one)),
+		"16 passes are in progress")
 	for _, pass := range passes {
 		must(t, passCancel(pass))
 	}
@@ -251,14 +259,16 @@ func TestPassesOfContexts(t *testing.T) {
 	must(t, contextDestroy(h.ctx))
 	refused(t, "a pass of a context that was destroyed", status.InvalidArgument, passSend(pass, tensorQ))
 	onRanks(t, 2, flagOwnWorkspaces, func(rank int, ctx uintptr) {
-		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: callHeads, head_dim: callDim}
+		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: callHeads,
+			head_dim: callDim}
 		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8}
 		var plan, batch, pass uintptr
 		must(t, newPlan(ctx, p(&d), p(&plan)))
 		must(t, newBatch(ctx, p(&l), p(&batch)))
 		x := func() *cTensor { return tensorOf(1, 4, callHeads, callDim) }
 		a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x(), k: x(), v: x(), out: x()}
-		refusedWith(t, "no workspace", forwardStart(plan, batch, p(&a), p(&pass)), "workspace is NULL", "ULYSSES_OWN_WORKSPACES")
+		refusedWith(t, "no workspace", forwardStart(plan, batch, p(&a), p(&pass)), "workspace is NULL",
+			"ULYSSES_OWN_WORKSPACES")
 		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 		must(t, planSizes(plan, batch, p(&size)))
 		a.workspace, a.workspace_bytes = aligned(size.workspace), size.workspace
@@ -301,7 +311,8 @@ type layerCall struct {
 // newLayer creates the plan, the batch and the arguments of a layer. Collective.
 func newLayer(t testing.TB, ctx uintptr, n layerSize, flags int32) *layerCall {
 	x := &layerCall{out: map[string][]float32{}}
-	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flags | flagCausal | flagSinks | flagAlibi, heads: n.heads, kv_heads: n.kvHeads, head_dim: n.dim}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32,
+		flags: flags | flagCausal | flagSinks | flagAlibi, heads: n.heads, kv_heads: n.kvHeads, head_dim: n.dim}
 	l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: n.batch, seq: n.seq}
 	must(t, newPlan(ctx, p(&desc), p(&x.plan)))
 	must(t, newBatch(ctx, p(&l), p(&x.batch)))
@@ -313,12 +324,17 @@ func newLayer(t testing.TB, ctx uintptr, n layerSize, flags int32) *layerCall {
 		return y
 	}
 	b, rows, q, k, d, hidden := n.batch, info.rows, n.heads*n.dim, n.kvHeads*n.dim, n.dim, n.hidden
-	x.a = cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(x.a)), hidden: hidden, x: tensorOf(b, rows, hidden), wq: tensorOf(q, hidden), wk: tensorOf(k, hidden), wv: tensorOf(k, hidden),
-		wo: tensorOf(hidden, q), bq: tensorOf(q), bk: tensorOf(k), bv: tensorOf(k), bo: tensorOf(hidden), q_norm: tensorOf(d), k_norm: tensorOf(d), cos: tensorOf(b*rows, d/2), sin: tensorOf(b*rows, d/2),
+	x.a = cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(x.a)), hidden: hidden, x: tensorOf(b, rows, hidden),
+		wq: tensorOf(q, hidden), wk: tensorOf(k, hidden), wv: tensorOf(k, hidden),
+		wo: tensorOf(hidden, q), bq: tensorOf(q), bk: tensorOf(k), bv: tensorOf(k), bo: tensorOf(hidden),
+		q_norm: tensorOf(d), k_norm: tensorOf(d), cos: tensorOf(b*rows, d/2), sin: tensorOf(b*rows, d/2),
 		y: written("y", b, rows, hidden), sinks: tensorOf(n.heads), alibi: tensorOf(n.heads)}
-	x.g = cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(x.g)), dy: tensorOf(b, rows, hidden), dx: written("dx", b, rows, hidden), dwq: written("dwq", q, hidden), dwk: written("dwk", k, hidden),
-		dwv: written("dwv", k, hidden), dwo: written("dwo", hidden, q), dbq: written("dbq", q), dbk: written("dbk", k), dbv: written("dbv", k), dbo: written("dbo", hidden),
-		dq_norm: written("dq_norm", d), dk_norm: written("dk_norm", d), dsinks: written("dsinks", n.heads), dalibi: written("dalibi", n.heads)}
+	x.g = cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(x.g)), dy: tensorOf(b, rows, hidden),
+		dx: written("dx", b, rows, hidden), dwq: written("dwq", q, hidden), dwk: written("dwk", k, hidden),
+		dwv: written("dwv", k, hidden), dwo: written("dwo", hidden, q), dbq: written("dbq", q), dbk: written("dbk", k),
+		dbv: written("dbv", k), dbo: written("dbo", hidden), dq_norm: written("dq_norm", d),
+		dk_norm: written("dk_norm", d), dsinks: written("dsinks", n.heads),
+		dalibi: written("dalibi", n.heads)}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 	must(t, attentionLayerSizes(x.plan, x.batch, p(&x.a), p(&size)))
 	x.a.saved, x.a.saved_bytes = aligned(size.saved), size.saved
@@ -345,7 +361,9 @@ func BenchmarkLayerOverlap(b *testing.B) {
 			var wait sync.WaitGroup
 			for rank := range comms {
 				wait.Go(func() {
-					slow, err := slowlinks.New(comms[rank], slowlinks.Links{Latency: 50 * time.Microsecond, Bandwidth: bandwidth}, nil)
+					slow,
+						err := slowlinks.New(comms[rank],
+						slowlinks.Links{Latency: 50 * time.Microsecond, Bandwidth: bandwidth}, nil)
 					must(b, err)
 					o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}
 					var ctx uintptr

@@ -65,8 +65,11 @@ func (c *context) readAttentionDesc(op string, desc unsafe.Pointer) (d cAttentio
 	if l.VDim == 0 {
 		l.VDim = l.Dim
 	}
-	if l.Heads < 1 || l.KVHeads < 1 || l.Heads > maxHeads || l.KVHeads > maxHeads || l.Dim < 1 || l.VDim < 1 || l.Dim > maxDim || l.VDim > maxDim {
-		return d, l, invalid("%s: heads is %d, kv_heads %d, head_dim %d and v_dim %d; give 1 to %d heads and features of a head", op, d.heads, d.kv_heads, d.head_dim, d.v_dim, maxHeads)
+	if l.Heads < 1 || l.KVHeads < 1 || l.Heads > maxHeads || l.KVHeads > maxHeads || l.Dim < 1 || l.VDim < 1 ||
+		l.Dim > maxDim || l.VDim > maxDim {
+		return d, l, invalid(
+			"%s: heads is %d, kv_heads %d, head_dim %d and v_dim %d; give 1 to %d heads and features of a head", op,
+			d.heads, d.kv_heads, d.head_dim, d.v_dim, maxHeads)
 	}
 	dtype, ok := dtypes[uint16(d.dtype)]
 	if !ok || d.dtype>>16 != 0 {
@@ -78,14 +81,18 @@ func (c *context) readAttentionDesc(op string, desc unsafe.Pointer) (d cAttentio
 	case !slices.Contains(info.Compute, dtype):
 		return d, l, unsupported("%s: dtype is %v; the device %s computes in %v", op, dtype, info.Kind, info.Compute)
 	case l.Heads%l.KVHeads != 0:
-		return d, l, invalid("%s: heads is %d and kv_heads %d; heads must be a multiple of kv_heads", op, l.Heads, l.KVHeads)
+		return d, l, invalid("%s: heads is %d and kv_heads %d; heads must be a multiple of kv_heads", op, l.Heads,
+			l.KVHeads)
 	case info.AttentionHead > 0 && max(l.Dim, l.VDim) > info.AttentionHead:
-		return d, l, unsupported("%s: head_dim is %d and v_dim %d; on the device %s attention has heads of %d features at most: use smaller heads, or ULYSSES_CPU", op, l.Dim, l.VDim,
+		return d, l, unsupported(
+			"%s: head_dim is %d and v_dim %d; on the device %s attention has heads of %d features at most: use smaller heads, or ULYSSES_CPU",
+			op, l.Dim, l.VDim,
 			info.Kind, info.AttentionHead)
 	case math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0):
 		return d, l, invalid("%s: scale is %v; give a finite number, or 0 for 1/sqrt(head_dim)", op, d.scale)
 	case d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens*max(l.Heads, 1) > maxWork/max(l.Dim, l.VDim):
-		return d, l, invalid("%s: max_tokens is %d; give 0 or more, and a product with heads and features below 2^52", op, d.max_tokens)
+		return d, l, invalid("%s: max_tokens is %d; give 0 or more, and a product with heads and features below 2^52",
+			op, d.max_tokens)
 	}
 	if err = optionsOf(op, &d, &l); err == nil {
 		l.Window, err = windowOf(op, &d)
@@ -111,14 +118,18 @@ func windowOf(op string, d *cAttentionDesc) (*device.Window, error) {
 	left, right := d.window_left, d.window_right
 	switch {
 	case d.flags&flagWindow == 0 && (left != 0 || right != 0):
-		return nil, invalid("%s: window_left is %d and window_right %d without ULYSSES_WINDOW; set the flag, or leave them 0", op, left, right)
+		return nil, invalid(
+			"%s: window_left is %d and window_right %d without ULYSSES_WINDOW; set the flag, or leave them 0", op,
+			left, right)
 	case d.flags&flagWindow == 0:
 		return nil, nil
 	case left < -1 || right < -1:
-		return nil, invalid("%s: window_left is %d and window_right %d; give 0 or more, or -1 for unbounded", op, left, right)
+		return nil, invalid("%s: window_left is %d and window_right %d; give 0 or more, or -1 for unbounded", op,
+			left, right)
 	case left == 0 && right == 0:
-		return nil, invalid("%s: ULYSSES_WINDOW is set and window_left and window_right are both 0, so that a query would see only its own key; set window_left, "+
-			"or leave the flag out; -1 is unbounded", op)
+		return nil, invalid(
+			"%s: ULYSSES_WINDOW is set and window_left and window_right are both 0, so that a query would see only its own key; set window_left, "+
+				"or leave the flag out; -1 is unbounded", op)
 	}
 	return &device.Window{Left: left, Right: right}, nil
 }
@@ -145,7 +156,8 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 	if err := comm.Same(c.comm, op, attentionFields(&d)...); err != nil {
 		return err
 	}
-	p := &plan{ctx: c, cross: d.flags&flagCross != 0, overlap: d.flags&flagOverlap != 0, maxTokens: d.max_tokens, identity: identity(1).withText(fmt.Sprint(d))}
+	p := &plan{ctx: c, cross: d.flags&flagCross != 0, overlap: d.flags&flagOverlap != 0, maxTokens: d.max_tokens,
+		identity: identity(1).withText(fmt.Sprint(d))}
 	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
@@ -156,7 +168,9 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 	switch p.noKernel = err; {
 	case err == nil:
 	case l.Deterministic:
-		err = status.Errorf(status.Of(err), "%s: ULYSSES_DETERMINISTIC: %w; leave the flag out, or use heads and a type that such a kernel supports", op, err)
+		err = status.Errorf(status.Of(err),
+			"%s: ULYSSES_DETERMINISTIC: %w; leave the flag out, or use heads and a type that such a kernel supports",
+			op, err)
 	case l.NeedsKernels():
 		err = status.Errorf(status.Of(err), "%s: %w; plan without the option, or use ULYSSES_CPU", op, err)
 	default:
@@ -174,10 +188,13 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 // header's names.
 func attentionFields(d *cAttentionDesc) []comm.Field {
 	return append(intFields(
-		namedInt{"dtype", int64(d.dtype)}, namedInt{"heads", d.heads}, namedInt{"kv_heads", d.kv_heads}, namedInt{"head_dim", d.head_dim},
-		namedInt{"v_dim", d.v_dim}, namedInt{"window_left", d.window_left}, namedInt{"window_right", d.window_right}, namedInt{"max_tokens", d.max_tokens},
-		namedInt{"block_q", int64(d.block_q)}, namedInt{"block_k", int64(d.block_k)}),
-		append(flagFields(d.flags), floatField("scale", d.scale), floatField("softcap", d.softcap), floatField("dropout", d.dropout))...)
+		namedInt{"dtype", int64(d.dtype)}, namedInt{"heads", d.heads}, namedInt{"kv_heads", d.kv_heads},
+		namedInt{"head_dim", d.head_dim}, namedInt{"v_dim", d.v_dim}, namedInt{"window_left", d.window_left},
+		namedInt{"window_right", d.window_right}, namedInt{"max_tokens", d.max_tokens},
+		namedInt{"block_q", int64(d.block_q)},
+		namedInt{"block_k", int64(d.block_k)}),
+		append(flagFields(d.flags), floatField("scale", d.scale), floatField("softcap", d.softcap),
+			floatField("dropout", d.dropout))...)
 }
 
 // flagFields returns the flags of a plan, which must be equal on all ranks, with their names.
@@ -185,10 +202,14 @@ func flagFields(flags int32) (fields []comm.Field) {
 	for _, f := range [...]struct {
 		name string
 		bit  int32
-	}{{"ULYSSES_CAUSAL", flagCausal}, {"ULYSSES_WINDOW", flagWindow}, {"ULYSSES_CROSS", flagCross}, {"ULYSSES_QK_L2NORM", flagL2Norm}, {"ULYSSES_DETERMINISTIC", flagDeterministic},
-		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}, {"ULYSSES_SINKS", flagSinks}, {"ULYSSES_ALIBI", flagAlibi}, {"ULYSSES_BLOCK_MASK", flagBlockMask},
-		{"ULYSSES_GATHER_KEYS", flagGatherKeys}, {"ULYSSES_OVERLAP", flagOverlap}, {"ULYSSES_GATED_NORM", flagGatedNorm}} {
-		fields = append(fields, comm.Field{Name: f.name, Value: map[bool]string{false: "not set", true: "set"}[flags&f.bit != 0]})
+	}{{"ULYSSES_CAUSAL", flagCausal}, {"ULYSSES_WINDOW", flagWindow}, {"ULYSSES_CROSS", flagCross},
+		{"ULYSSES_QK_L2NORM", flagL2Norm}, {"ULYSSES_DETERMINISTIC", flagDeterministic},
+		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}, {"ULYSSES_SINKS", flagSinks},
+		{"ULYSSES_ALIBI", flagAlibi}, {"ULYSSES_BLOCK_MASK", flagBlockMask},
+		{"ULYSSES_GATHER_KEYS", flagGatherKeys}, {"ULYSSES_OVERLAP", flagOverlap},
+		{"ULYSSES_GATED_NORM", flagGatedNorm}} {
+		fields = append(fields,
+			comm.Field{Name: f.name, Value: map[bool]string{false: "not set", true: "set"}[flags&f.bit != 0]})
 	}
 	return fields
 }
@@ -227,8 +248,9 @@ func (p *plan) publish(op string, out unsafe.Pointer, strategy, why string) erro
 	c.agreement.created++
 	p.number = c.agreement.created
 	lo, hi, klo, khi := p.heads()
-	description := map[string]any{"strategy": strategy, "text": why, "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
-		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": p.sp.Layer().DType.String()}
+	description := map[string]any{"strategy": strategy, "text": why, "heads": []int64{lo, hi},
+		"kv_heads": []int64{klo, khi},
+		"device":   c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": p.sp.Layer().DType.String()}
 	if p.kernels["forward"] != "" {
 		description["attention"] = p.kernels
 	}
@@ -285,12 +307,16 @@ func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
 	x := b.selfBatch
 	if p.gdn != nil {
 		if x = b.flatBatch; x == nil {
-			return nil, unsupported("%s: the batch has ULYSSES_ZIGZAG, and the gated delta rule needs consecutive rows of each rank; make the batch without the flag", op)
+			return nil, unsupported(
+				"%s: the batch has ULYSSES_ZIGZAG, and the gated delta rule needs consecutive rows of each rank; make the batch without the flag",
+				op)
 		}
 	}
 	if p.cross {
 		if x = b.crossBatch; x == nil {
-			return nil, invalid("%s: the plan has ULYSSES_CROSS and the batch has no lengths of keys; set kv_seq or kv_rows of the batch", op)
+			return nil, invalid(
+				"%s: the plan has ULYSSES_CROSS and the batch has no lengths of keys; set kv_seq or kv_rows of the batch",
+				op)
 		}
 	}
 	l := p.sp.Layer()
@@ -299,7 +325,8 @@ func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
 		limit = maxGDNWork
 	}
 	if tokens := x.Batch() * max(x.Seq(), x.KVSeq()); tokens > limit/(l.Heads*max(l.Dim, l.VDim)) {
-		return nil, invalid("%s: the batch has %d tokens of %d heads of %d features; their product must be below %d", op, tokens, l.Heads, max(l.Dim, l.VDim), limit)
+		return nil, invalid("%s: the batch has %d tokens of %d heads of %d features; their product must be below %d",
+			op, tokens, l.Heads, max(l.Dim, l.VDim), limit)
 	}
 	return x, nil
 }
@@ -326,7 +353,9 @@ func (p *plan) checkIsAttention(op string) error {
 // checkOneGroup returns an error for the caller's own attention on a context with a ring.
 func (p *plan) checkOneGroup(op string) error {
 	if ring := p.sp.Layer().Ring; ring > 1 {
-		return unsupported("%s: the context has ring %d, where a rank has only some rows of its heads, and the caller's own attention needs all; use ring 1", op, ring)
+		return unsupported(
+			"%s: the context has ring %d, where a rank has only some rows of its heads, and the caller's own attention needs all; use ring 1",
+			op, ring)
 	}
 	return nil
 }
@@ -380,7 +409,8 @@ func planSizes(ph, bh uintptr, out unsafe.Pointer) error {
 		}
 		defer p.ctx.leave()
 		if p.maxTokens == 0 {
-			return invalid("%s: batch is NULL and the plan has no max_tokens; give a batch, or plan with max_tokens", op)
+			return invalid("%s: batch is NULL and the plan has no max_tokens; give a batch, or plan with max_tokens",
+				op)
 		}
 		if s, err = p.maxSizes(); err != nil {
 			return err
@@ -402,7 +432,9 @@ func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
 		return err
 	}
 	lo, hi, klo, khi := p.heads()
-	return writeStruct(op, "out", out, &cSizes{saved: uint64(p.ctx.withTag(s.Saved)), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
+	return writeStruct(op, "out", out,
+		&cSizes{saved: uint64(p.ctx.withTag(s.Saved)), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi,
+			shared_lo: klo, shared_hi: khi})
 }
 
 // planJSON returns the text of a plan, which is valid until the plan is destroyed.

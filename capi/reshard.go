@@ -34,7 +34,8 @@ func (r *request) release() {
 
 // readReshard reads the tensors of a reshard into fields of the context. With data false it reads
 // shapes only.
-func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool) (a cReshardArgs, r *sp.Reshard, err error) {
+func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool) (a cReshardArgs, r *sp.Reshard,
+	err error) {
 	if a, err = readStruct[cReshardArgs](op, "args", args); err != nil {
 		return a, nil, err
 	}
@@ -44,7 +45,9 @@ func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool
 	case a.in == nil || a.out == nil:
 		return a, nil, invalid("%s: in or out is NULL; give arrays of %d pointers to tensors", op, a.n)
 	case a.sum_copies != 0 && a.sum_copies != 1 || a.reserved != 0:
-		return a, nil, invalid("%s: sum_copies is %d and args.reserved %d; give 0 or 1 for sum_copies, and 0 for reserved", op, a.sum_copies, a.reserved)
+		return a, nil, invalid(
+			"%s: sum_copies is %d and args.reserved %d; give 0 or 1 for sum_copies, and 0 for reserved", op,
+			a.sum_copies, a.reserved)
 	case a.sum_copies == 1 && toHeads:
 		return a, nil, invalid("%s: sum_copies is 1; only ulysses_heads_to_seq has copies to add", op)
 	}
@@ -75,7 +78,8 @@ func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool
 			c.requireEqual(sharedNames[i], int64(b2i(c.shared[i])))
 			c.requireEqual(widthNames[i], c.seq[i].Dim(-1))
 		}
-		c.requireEqual("the type of in[0] (DLPack's code and bits)", int64(element(a.in, 0).code)|int64(element(a.in, 0).bits)<<8)
+		c.requireEqual("the type of in[0] (DLPack's code and bits)",
+			int64(element(a.in, 0).code)|int64(element(a.in, 0).bits)<<8)
 	}
 	c.reshard = sp.Reshard{Seq: c.seq[:n], Heads: c.heads[:n], Shared: c.shared[:n], SumCopies: a.sum_copies == 1}
 	return a, &c.reshard, t.err
@@ -108,7 +112,8 @@ func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
 
 // reshardArgs returns the lengths, the arguments and the tensors of a reshard, and the bytes of its
 // workspace.
-func (p *plan) reshardArgs(op string, both *batch, args unsafe.Pointer, toHeads bool) (b *sp.Batch, a cReshardArgs, r *sp.Reshard, need int64, err error) {
+func (p *plan) reshardArgs(op string, both *batch, args unsafe.Pointer, toHeads bool) (b *sp.Batch, a cReshardArgs,
+	r *sp.Reshard, need int64, err error) {
 	if b, err = p.reshardBatch(op, both); err != nil {
 		return b, a, r, 0, err
 	}
@@ -143,7 +148,8 @@ func (p *plan) reshard(op string, both *batch, args unsafe.Pointer, toHeads bool
 // checkShardsHeads returns an error for a plan in which every rank keeps all heads.
 func (p *plan) checkShardsHeads(op string) error {
 	if p.gdn != nil && p.gdn.Strategy() == gdn.State {
-		return invalid("%s: the plan passes states from rank to rank (ULYSSES_GDN_STATE), so every rank keeps its rows of all heads; plan with ULYSSES_GDN_HEADS", op)
+		return invalid("%s: the plan passes states from rank to rank (ULYSSES_GDN_STATE), so every rank keeps its rows of all heads; plan with ULYSSES_GDN_HEADS",
+			op)
 	}
 	return nil
 }
@@ -173,7 +179,8 @@ func startName(toHeads bool) string {
 func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads int32, out unsafe.Pointer) error {
 	const op = "ulysses_reshard_workspace"
 	if toHeads&^1 != 0 {
-		return invalid("%s: to_heads is %d; give 1 for ulysses_seq_to_heads, or 0 for ulysses_heads_to_seq", op, toHeads)
+		return invalid("%s: to_heads is %d; give 1 for ulysses_seq_to_heads, or 0 for ulysses_heads_to_seq",
+			op, toHeads)
 	}
 	p, b, err := enterPair(op, ph, bh)
 	if err != nil {

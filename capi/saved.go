@@ -87,7 +87,9 @@ func (c *context) splitTag(op string, saved tensor.Tensor) (tensor.Tensor, error
 		return saved, nil
 	}
 	if saved.Numel() < tagBytes {
-		return tensor.Tensor{}, invalid("%s: saved has %d bytes, too few for any call; ulysses_plan_sizes and the other functions for sizes return how many are needed", op, saved.Numel())
+		return tensor.Tensor{},
+			invalid("%s: saved has %d bytes, too few for any call; ulysses_plan_sizes and the other functions for sizes return how many are needed",
+				op, saved.Numel())
 	}
 	c.saved.tag = (*[tagBytes / 8]uint64)(saved.Data)
 	return c.byteTensor(unsafe.Add(saved.Data, tagBytes), saved.Numel()-tagBytes), nil
@@ -202,14 +204,18 @@ func (c *context) checkTag(op string) error {
 		return invalid(another, op)
 	case s.tag == nil:
 		if s.drops && !c.recent.has(s.id.with(s.seed)) {
-			return invalid("%s: dropout_seed is %d, and no forward call with this plan and batch had it; give the seed of the forward call", op, uint64(s.seed))
+			return invalid(
+				"%s: dropout_seed is %d, and no forward call with this plan and batch had it; give the seed of the forward call",
+				op, uint64(s.seed))
 		}
 	case s.tag[0] != tagMagic || s.tag[1] != ^s.tag[2]:
-		return invalid("%s: saved has not been written by a forward call, or has been overwritten since; give the memory that the forward call got as saved", op)
+		return invalid("%s: saved has not been written by a forward call, or has been overwritten since; give the memory that the forward call got as saved",
+			op)
 	case s.tag[1] != uint64(s.id):
 		return invalid(another, op)
 	case s.drops && s.tag[3] != uint64(s.seed):
-		return invalid("%s: dropout_seed is %d, and %d in the forward call that wrote saved; give the seed of the forward call", op, uint64(s.seed), s.tag[3])
+		return invalid("%s: dropout_seed is %d, and %d in the forward call that wrote saved; give the seed of the forward call",
+			op, uint64(s.seed), s.tag[3])
 	}
 	return nil
 }

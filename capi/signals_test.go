@@ -17,13 +17,15 @@ func TestSignals(t *testing.T) {
 		mode   string
 		code   int
 		signal syscall.Signal
-	}{{mode: "alarm"}, {mode: "mask"}, {mode: "default", signal: syscall.SIGSEGV}, {mode: "handled", code: 42}, {mode: "kill", signal: syscall.SIGTERM}} {
+	}{{mode: "alarm"}, {mode: "mask"}, {mode: "default", signal: syscall.SIGSEGV}, {mode: "handled", code: 42},
+		{mode: "kill", signal: syscall.SIGTERM}} {
 		t.Run(c.mode, func(t *testing.T) {
 			cmd := exec.Command(exe, c.mode)
 			defer time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() }).Stop()
 			out, _ := cmd.CombinedOutput()
 			how := cmd.ProcessState.Sys().(syscall.WaitStatus)
-			if c.signal != 0 && (!how.Signaled() || how.Signal() != c.signal) || c.signal == 0 && how.ExitStatus() != c.code {
+			if c.signal != 0 && (!how.Signaled() || how.Signal() != c.signal) || c.signal == 0 &&
+				how.ExitStatus() != c.code {
 				t.Errorf("%v\n%s", cmd.ProcessState, out)
 			}
 			if strings.Contains(string(out), "goroutine ") {

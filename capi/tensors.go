@@ -9,7 +9,8 @@ import (
 
 // dtypes maps the header's element types: DLPack's type code | bits << 8.
 var dtypes = map[uint16]tensor.DType{
-	typeF32: tensor.F32, typeBF16: tensor.BF16, typeF16: tensor.F16, typeI32: tensor.I32, typeI64: tensor.I64, typeU8: tensor.U8,
+	typeF32: tensor.F32, typeBF16: tensor.BF16, typeF16: tensor.F16, typeI32: tensor.I32, typeI64: tensor.I64,
+	typeU8: tensor.U8,
 }
 
 // maxElements is the largest number of elements of a tensor, and of elements between its first and
@@ -24,17 +25,24 @@ func (c *context) tensorIn(op, name string, p *cTensor, axes int) (t tensor.Tens
 		return t, invalid("%s: %s is NULL", op, name)
 	}
 	if p.device == onCUDA && c.deviceType == onCPU {
-		return t, invalid("%s: %s is on a GPU (DLPack device 2) and this context on the CPU; create the context with ULYSSES_CUDA%s", op, name, noPlugin())
+		return t, invalid(
+			"%s: %s is on a GPU (DLPack device 2) and this context on the CPU; create the context with ULYSSES_CUDA%s",
+			op, name, noPlugin())
 	}
 	if p.device != c.deviceType {
-		return t, invalid("%s: %s is on device %d and this context on device %d (in DLPack, 1 is the CPU, 2 is CUDA); copy the tensor, or create another context", op, name, p.device, c.deviceType)
+		return t, invalid(
+			"%s: %s is on device %d and this context on device %d (in DLPack, 1 is the CPU, 2 is CUDA); copy the tensor, or create another context",
+			op, name, p.device, c.deviceType)
 	}
 	if c.deviceType != onCPU && p.ordinal != c.ordinal {
-		return t, invalid("%s: %s is on GPU %d and this context on GPU %d; copy the tensor, or create another context", op, name, p.ordinal, c.ordinal)
+		return t, invalid("%s: %s is on GPU %d and this context on GPU %d; copy the tensor, or create another context",
+			op, name, p.ordinal, c.ordinal)
 	}
 	dtype, ok := dtypes[uint16(p.code)|uint16(p.bits)<<8]
 	if !ok || p.lanes != 1 {
-		return t, invalid("%s: %s has DLPack type code %d, %d bits and %d lanes; use one of ULYSSES_F32, BF16, F16, I32, I64, U8", op, name, p.code, p.bits, p.lanes)
+		return t, invalid(
+			"%s: %s has DLPack type code %d, %d bits and %d lanes; use one of ULYSSES_F32, BF16, F16, I32, I64, U8", op,
+			name, p.code, p.bits, p.lanes)
 	}
 	n := int(p.ndim)
 	lead := 0
@@ -65,7 +73,8 @@ func (c *context) tensorIn(op, name string, p *cTensor, axes int) (t tensor.Tens
 	}
 	t.Data = unsafe.Add(p.data, p.byte_offset)
 	if uintptr(t.Data)%uintptr(dtype.Size()) != 0 {
-		return t, invalid("%s: %s is at address %#x; %v needs a multiple of %d", op, name, uintptr(t.Data), dtype, dtype.Size())
+		return t, invalid("%s: %s is at address %#x; %v needs a multiple of %d", op, name, uintptr(t.Data), dtype,
+			dtype.Size())
 	}
 	return t, c.checkAddress(op, name, t.Data)
 }
@@ -94,7 +103,8 @@ func extents(op, name string, p *cTensor, t *tensor.Tensor, n, lead int) error {
 	for i := range n {
 		d := element(p.shape, i)
 		if d < 0 || d > maxElements || (d > 0 && numel > maxElements/d) {
-			return invalid("%s: %s: axis %d has extent %d; extents are 0 or more, and their product is below 2^48", op, name, i, d)
+			return invalid("%s: %s: axis %d has extent %d; extents are 0 or more, and their product is below 2^48", op,
+				name, i, d)
 		}
 		t.Shape[i+lead] = d
 		numel *= max(d, 1)
@@ -114,10 +124,14 @@ func extents(op, name string, p *cTensor, t *tensor.Tensor, n, lead int) error {
 			continue
 		}
 		if stride == 0 {
-			return invalid("%s: %s: axis %d has stride 0 over extent %d, so it is an expanded tensor, such as a gradient of sum(); copy it first", op, name, i, d)
+			return invalid(
+				"%s: %s: axis %d has stride 0 over extent %d, so it is an expanded tensor, such as a gradient of sum(); copy it first",
+				op, name, i, d)
 		}
 		if stride < 0 || stride > maxElements/d {
-			return invalid("%s: %s: axis %d has stride %d over extent %d; strides must be positive and reach below 2^48: copy the tensor first", op, name, i, stride, d)
+			return invalid(
+				"%s: %s: axis %d has stride %d over extent %d; strides must be positive and reach below 2^48: copy the tensor first",
+				op, name, i, stride, d)
 		}
 		reach += (d - 1) * stride
 	}

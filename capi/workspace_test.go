@@ -24,7 +24,8 @@ func reserved(t *testing.T, ctx uintptr) int64 {
 // grows it in the first call that needs more.
 func TestWorkspaces(t *testing.T) {
 	const s, n, d = 100_000, 8, 64
-	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: n, head_dim: d}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal,
+		heads: n, head_dim: d}
 	for _, flags := range []int32{0, flagOwnWorkspaces} {
 		o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1, flags: flags}
 		var ctx, plan, batch uintptr
@@ -34,7 +35,8 @@ func TestWorkspaces(t *testing.T) {
 		must(t, newBatch(ctx, p(&l), p(&batch)))
 		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 		must(t, planSizes(plan, batch, p(&size)))
-		if got := reserved(t, ctx); flags == 0 && got < int64(size.workspace) || flags != 0 && got != 0 || size.workspace < 900e6 {
+		if got := reserved(t, ctx); flags == 0 && got < int64(size.workspace) || flags != 0 && got != 0 ||
+			size.workspace < 900e6 {
 			t.Errorf("flags %d: %d bytes of workspace are reserved; a call needs %d", flags, got, size.workspace)
 		}
 		must(t, contextDestroy(ctx))
@@ -46,7 +48,9 @@ func TestWorkspaces(t *testing.T) {
 		long.max_tokens = 1 << 36 // its workspace is larger than an address space
 		err := newPlan(ctx, p(&long), p(&plan))
 		refused(t, "a plan of 2^36 tokens", status.OutOfMemory, err)
-		if err != nil && !strings.HasSuffix(err.Error(), "use more ranks, or set ULYSSES_OWN_WORKSPACES and give each call its workspace") {
+		if err != nil &&
+			!strings.HasSuffix(err.Error(),
+				"use more ranks, or set ULYSSES_OWN_WORKSPACES and give each call its workspace") {
 			t.Error(err)
 		}
 		must(t, contextDestroy(ctx))
@@ -61,12 +65,15 @@ func TestWorkspaces(t *testing.T) {
 					must(t, err)
 					continue
 				}
-				if strings.HasSuffix(e.name, "_plan") || strings.HasSuffix(e.name, "_create") || strings.HasSuffix(e.name, "loss_reduce") {
+				if strings.HasSuffix(e.name, "_plan") || strings.HasSuffix(e.name, "_create") ||
+					strings.HasSuffix(e.name, "loss_reduce") {
 					must(t, err)
 					continue
 				}
 				refused(t, e.name+" without a workspace", status.InvalidArgument, err)
-				if err != nil && (!strings.Contains(err.Error(), "workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give ")) {
+				if err != nil &&
+					(!strings.Contains(err.Error(),
+						"workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give ")) {
 					t.Errorf("%s: %v", e.name, err)
 				}
 			}

@@ -111,7 +111,9 @@ func (d Dir) Ready(after int64) error {
 	}
 	for _, e := range entries {
 		if n, ok := stepOf(e.Name()); ok && n > after && !e.IsDir() {
-			return status.Errorf(status.IO, "checkpoint.dir: %s is a file or a link, and the run writes a folder of this name; remove it, or choose another output.dir", d.Path(n))
+			return status.Errorf(status.IO,
+				"checkpoint.dir: %s is a file or a link, and the run writes a folder of this name; remove it, or choose another output.dir",
+				d.Path(n))
 		}
 	}
 	probe, err := os.MkdirTemp(string(d), "."+prefix+"ready.*")
@@ -257,7 +259,10 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	temp := d.temp(m.Step)
 	text, err := m.text()
 	if err == nil {
-		err = tensor.WriteFile(filepath.Join(temp, ManifestFile), func(w io.Writer) error { _, err := w.Write(text); return err })
+		err = tensor.WriteFile(filepath.Join(temp, ManifestFile), func(w io.Writer) error {
+			_, err := w.Write(text)
+			return err
+		})
 	}
 	if err == nil {
 		err = syncDir(temp)

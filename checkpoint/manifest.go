@@ -212,7 +212,8 @@ func (m *Manifest) check() error {
 		for _, t := range group.Tensors {
 			own, ok := t.numel()
 			if !ok || n > math.MaxInt64/8-own {
-				return fmt.Errorf("tensor %s has no possible shape: %d dimensions, %s", input.Quote(t.Name), len(t.Shape), input.Short(fmt.Sprint(t.Shape)))
+				return fmt.Errorf("tensor %s has no possible shape: %d dimensions, %s", input.Quote(t.Name),
+					len(t.Shape), input.Short(fmt.Sprint(t.Shape)))
 			}
 			if seen[t.Name] {
 				return fmt.Errorf("tensor %s is there twice", input.Quote(t.Name))
@@ -223,12 +224,14 @@ func (m *Manifest) check() error {
 		at := int64(0)
 		for _, r := range group.Ranges {
 			if len(r) != 2 || r[0] != at || r[1] < at {
-				return fmt.Errorf("group %s has the range %s of elements in a file, which must begin at %d", input.Quote(group.Name), input.Short(fmt.Sprint(r)), at)
+				return fmt.Errorf("group %s has the range %s of elements in a file, which must begin at %d",
+					input.Quote(group.Name), input.Short(fmt.Sprint(r)), at)
 			}
 			at = r[1]
 		}
 		if at != n || len(group.Ranges) != len(m.Files) {
-			return fmt.Errorf("group %s has %d elements of %d in %d of %d files", input.Quote(group.Name), at, n, len(group.Ranges), len(m.Files))
+			return fmt.Errorf("group %s has %d elements of %d in %d of %d files", input.Quote(group.Name), at, n,
+				len(group.Ranges), len(m.Files))
 		}
 	}
 	return nil

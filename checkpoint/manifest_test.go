@@ -20,12 +20,15 @@ func small(t *testing.T) (dir Dir, path string) {
 	if err := dir.Begin(8); err != nil {
 		t.Fatal(err)
 	}
-	f, err := dir.Write(8, 0, []Shard{{Name: "a", Numel: 2, Values: []float32{1, 2}}, {Name: "b", Numel: 1, Values: []float32{3}}})
+	f, err := dir.Write(8, 0,
+		[]Shard{{Name: "a", Numel: 2, Values: []float32{1, 2}}, {Name: "b", Numel: 1, Values: []float32{3}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Manifest{Step: 8, Updates: 8, Run: map[string]string{"seed": "1"}, Settings: map[string]string{"optimizer.lr": "0.001"}, Kinds: 1, Files: []File{f},
-		Groups: []Group{{Name: "all", Tensors: []Tensor{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1}}}, Ranges: [][]int64{{0, 3}}}}}
+	m := &Manifest{Step: 8, Updates: 8, Run: map[string]string{"seed": "1"},
+		Settings: map[string]string{"optimizer.lr": "0.001"}, Kinds: 1, Files: []File{f},
+		Groups: []Group{{Name: "all", Tensors: []Tensor{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1}}},
+			Ranges: [][]int64{{0, 3}}}}}
 	if err := dir.Finish(m, 2, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +87,8 @@ func TestImpossibleManifests(t *testing.T) {
 	body := text[:len(text)-len(fmt.Sprintf(sealed, [32]byte{}))]
 	long := strings.Repeat("n", 1<<20)
 	for _, x := range []struct{ old, new, want string }{
-		{`"shape":[2]`, `"shape":[` + strings.Repeat("1,", 39) + `2]`, `tensor "a" has no possible shape: 40 dimensions`},
+		{`"shape":[2]`, `"shape":[` + strings.Repeat("1,", 39) + `2]`,
+			`tensor "a" has no possible shape: 40 dimensions`},
 		{`"shape":[2]`, `"shape":[4611686018427387904,4]`, `tensor "a" has no possible shape`},
 		{`"shape":[2]`, `"shape":[-2]`, `tensor "a" has no possible shape`},
 		{`"name":"b"`, `"name":"a"`, `tensor "a" is there twice`},
@@ -95,7 +99,8 @@ func TestImpossibleManifests(t *testing.T) {
 		{`"step":8,"updates":8`, `"step":9,"updates":8`, "its name says step 8, its manifest.json step 9"},
 		{`"cut":[[0,3]]`, `"cut":[[0,2]]`, `group "all" has 2 elements of 3`},
 		{`"name":"rank-00000.safetensors"`, `"name":"../x"`, `file 0 is "../x", it must be rank-00000.safetensors`},
-		{`{"format":2`, `{"format":2,"model":[{"name":"../x","bytes":1,"crc32c":1}]`, `"../x" is not a name of a file in model`},
+		{`{"format":2`, `{"format":2,"model":[{"name":"../x","bytes":1,"crc32c":1}]`,
+			`"../x" is not a name of a file in model`},
 	} {
 		changed := bytes.Replace(body, []byte(x.old), []byte(x.new), 1)
 		if bytes.Equal(changed, body) {
@@ -105,7 +110,8 @@ func TestImpossibleManifests(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(path)
-		if status.Of(err) != status.InvalidConfig || !strings.Contains(fmt.Sprint(err), x.want) || len(err.Error()) > 700 {
+		if status.Of(err) != status.InvalidConfig || !strings.Contains(fmt.Sprint(err), x.want) ||
+			len(err.Error()) > 700 {
 			t.Errorf("%.60s: %v, want %q", x.new, err, x.want)
 		}
 	}
@@ -115,7 +121,8 @@ func TestImpossibleManifests(t *testing.T) {
 // an undamaged one.
 func TestStepsAndPrune(t *testing.T) {
 	dir, _ := small(t)
-	for _, name := range []string{"step-9", "step-00000009.old", "step-+0000009", "step-", "step-00000010", "step-00000004", "step-00000005"} {
+	for _, name := range []string{"step-9", "step-00000009.old", "step-+0000009", "step-", "step-00000010",
+		"step-00000004", "step-00000005"} {
 		if err := os.Mkdir(filepath.Join(string(dir), name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +165,9 @@ func TestReadyRefusesFilesNamedAsCheckpoints(t *testing.T) {
 		if err := place(d.Path(12)); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Ready(8); err == nil || !strings.Contains(err.Error(), d.Path(12)+" is a file or a link, and the run writes a folder of this name; remove it") {
+		if err := d.Ready(8); err == nil ||
+			!strings.Contains(err.Error(),
+				d.Path(12)+" is a file or a link, and the run writes a folder of this name; remove it") {
 			t.Error(err)
 		}
 		if err := d.Ready(12); err != nil {
@@ -171,7 +180,8 @@ func TestReadyRefusesFilesNamedAsCheckpoints(t *testing.T) {
 // all elements of the other.
 func TestDiffering(t *testing.T) {
 	for _, x := range [][4]string{
-		{"3 documents, 9 rows of up to 4, checksum 1", "3 documents, 5 rows of up to 8, checksum 1", "9 sequences of up to 4", "5 sequences of up to 8"},
+		{"3 documents, 9 rows of up to 4, checksum 1", "3 documents, 5 rows of up to 8, checksum 1",
+			"9 sequences of up to 4", "5 sequences of up to 8"},
 		{`rank 2, targets ["q", "k"]`, `rank 2, targets ["q", "v"]`, `targets ["q", "k"]`, `targets ["q", "v"]`},
 		{"a, b", "a", "a, b", "a"},
 		{"6", "5", "6", "5"},

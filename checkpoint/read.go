@@ -36,7 +36,9 @@ func Find(path string) ([]string, error) {
 		return []string{path}, nil
 	}
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
-		return nil, status.Errorf(status.IO, "checkpoint %s: it is a file; name a checkpoint, which is a folder, or the folder in which a run keeps checkpoints", path)
+		return nil, status.Errorf(status.IO,
+			"checkpoint %s: it is a file; name a checkpoint, which is a folder, or the folder in which a run keeps checkpoints",
+			path)
 	}
 	for _, dir := range []Dir{Dir(path), Dir(filepath.Join(path, usualDir))} {
 		steps, err := dir.Steps()
@@ -51,7 +53,8 @@ func Find(path string) ([]string, error) {
 			return paths, nil
 		}
 	}
-	return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN, also not in %s; name a checkpoint, or the folder in which a run keeps checkpoints",
+	return nil, status.Errorf(status.IO,
+		"checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN, also not in %s; name a checkpoint, or the folder in which a run keeps checkpoints",
 		path, ManifestFile, prefix, filepath.Join(path, usualDir))
 }
 
@@ -80,7 +83,8 @@ func Open(path string) (*Checkpoint, error) {
 		return nil, bad(code, err)
 	}
 	if step, ok := stepOf(folderName(path)); ok && step != m.Step {
-		return nil, bad(status.InvalidConfig, fmt.Errorf("its name says step %d, its %s step %d", step, ManifestFile, m.Step))
+		return nil, bad(status.InvalidConfig,
+			fmt.Errorf("its name says step %d, its %s step %d", step, ManifestFile, m.Step))
 	}
 	for g, group := range m.Groups {
 		n := int64(0)
@@ -96,7 +100,8 @@ func Open(path string) (*Checkpoint, error) {
 			return nil, bad(status.InvalidConfig, err)
 		}
 		if info.Size() != f.Bytes {
-			return nil, bad(status.InvalidConfig, fmt.Errorf("%s has %d bytes, %d were written", f.Name, info.Size(), f.Bytes))
+			return nil, bad(status.InvalidConfig,
+				fmt.Errorf("%s has %d bytes, %d were written", f.Name, info.Size(), f.Bytes))
 		}
 	}
 	return c, nil
@@ -162,7 +167,8 @@ func (c *Checkpoint) Check(rank, ranks int) error {
 			return status.Errorf(status.IO, "checkpoint: %w", err)
 		}
 		if got.Bytes != want.Bytes || got.CRC32C != want.CRC32C {
-			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s is damaged: its checksum is %08x, %08x was written; name another checkpoint with checkpoint.resume",
+			return status.Errorf(status.InvalidConfig,
+				"checkpoint %s: %s is damaged: its checksum is %08x, %08x was written; name another checkpoint with checkpoint.resume",
 				c.Path, want.Name, got.CRC32C, want.CRC32C)
 		}
 	}
@@ -205,7 +211,8 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 	case more == 0:
 		faults = append(faults, "it does not have "+missing[0])
 	case more > 0:
-		faults = append(faults, fmt.Sprintf("it does not have %s and %s", missing[0], units.Count(int64(more), "other parameter")))
+		faults = append(faults,
+			fmt.Sprintf("it does not have %s and %s", missing[0], units.Count(int64(more), "other parameter")))
 	}
 	if len(faults) == 0 && n != len(c.params) {
 		faults = append(faults, fmt.Sprintf("it has %d parameters, the model %d", len(c.params), n))
@@ -255,7 +262,8 @@ func (c *Checkpoint) MismatchError(faults []string) error {
 	if more := len(faults) - most; more > 0 {
 		faults = append(faults[:most:most], fmt.Sprintf("and %d more", more))
 	}
-	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s; use another output.dir, or set checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
+	return status.Errorf(status.InvalidConfig,
+		"checkpoint %s is of another run: %s; use another output.dir, or set checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
 		c.Path, strings.Join(faults, "; "))
 }
 
@@ -274,7 +282,8 @@ func (c *Checkpoint) shape(at elements, name string) []int64 {
 func (c *Checkpoint) Read(name string, kind int, start int64, values []float32) error {
 	at, ok := c.params[name]
 	if !ok || start < 0 || at.lo+start+int64(len(values)) > at.hi {
-		return status.Errorf(status.Internal, "checkpoint: there are no elements %d to %d of %s", start, start+int64(len(values)), name)
+		return status.Errorf(status.Internal, "checkpoint: there are no elements %d to %d of %s", start,
+			start+int64(len(values)), name)
 	}
 	lo := at.lo + start
 	for i, r := range c.Groups[at.group].Ranges {
@@ -289,7 +298,9 @@ func (c *Checkpoint) Read(name string, kind int, start int64, values []float32) 
 		e, ok := f.Entry(name + Kinds[kind])
 		first := max(at.lo, r[0]) // the first of the parameter's elements in this file
 		if !ok || e.DType != tensor.F32 || e.Numel() != min(at.hi, r[1])-first {
-			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s does not have the %d elements of %s that the manifest lists; name another checkpoint with checkpoint.resume", c.Path, c.Files[i].Name,
+			return status.Errorf(status.InvalidConfig,
+				"checkpoint %s: %s does not have the %d elements of %s that the manifest lists; name another checkpoint with checkpoint.resume",
+				c.Path, c.Files[i].Name,
 				min(at.hi, r[1])-first, name+Kinds[kind])
 		}
 		if err := f.ReadFloat32(e, from-first, values[from-lo:to-lo]); err != nil {

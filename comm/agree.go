@@ -63,14 +63,16 @@ func Agree(c Comm, err error) error {
 	if failed == 0 {
 		return nil
 	}
-	if failed > 1 && failed == c.Size() && !slices.ContainsFunc(all, func(b []byte) bool { return !bytes.Equal(b, mine) }) {
+	if failed > 1 && failed == c.Size() &&
+		!slices.ContainsFunc(all, func(b []byte) bool { return !bytes.Equal(b, mine) }) {
 		return told{&status.Error{Code: status.Of(err), Text: err.Error(), Err: err}}
 	}
 	hosts, gatherErr := GatherBytes(c, []byte(hostName()))
 	if gatherErr != nil { // the failure that brought the ranks here says more
 		hosts = make([][]byte, c.Size())
 	}
-	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])), Text: fmt.Sprintf("%s: %s", place(first, hosts), all[first][4:])}
+	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])),
+		Text: fmt.Sprintf("%s: %s", place(first, hosts), all[first][4:])}
 	if err != nil {
 		e.Text, e.Err = fmt.Sprintf("%s: %v", place(c.Rank(), hosts), err), err
 	}
@@ -146,11 +148,15 @@ func Same(c Comm, what string, fields ...Field) error {
 		}
 		theirs := parseFields(all[r])
 		if len(theirs) != len(root) {
-			return status.Errorf(status.InvalidArgument, "%s: rank %d compares %d fields, rank 0 compares %d; start all ranks with the same program", what, r, len(theirs), len(root))
+			return status.Errorf(status.InvalidArgument,
+				"%s: rank %d compares %d fields, rank 0 compares %d; start all ranks with the same program", what, r,
+				len(theirs), len(root))
 		}
 		for i := range root {
 			if theirs[i].Name != root[i].Name {
-				return status.Errorf(status.InvalidArgument, "%s: rank %d compares %s, rank 0 compares %s; start all ranks with the same program", what, r, theirs[i].Name, root[i].Name)
+				return status.Errorf(status.InvalidArgument,
+					"%s: rank %d compares %s, rank 0 compares %s; start all ranks with the same program", what, r,
+					theirs[i].Name, root[i].Name)
 			}
 			if theirs[i].Value != root[i].Value && fields[i].isList {
 				return listDifference(c, what, fields[i])
@@ -160,7 +166,8 @@ func Same(c Comm, what string, fields ...Field) error {
 				if err != nil {
 					return err
 				}
-				return status.Errorf(status.InvalidArgument, "%s: %s is %s on rank %d and %s on rank 0: it must be the same on all ranks (rank %d is on host %s, rank 0 on host %s)",
+				return status.Errorf(status.InvalidArgument,
+					"%s: %s is %s on rank %d and %s on rank 0: it must be the same on all ranks (rank %d is on host %s, rank 0 on host %s)",
 					what, root[i].Name, theirs[i].Value, r, root[i].Value, r, hosts[r], hosts[0])
 			}
 		}
@@ -193,7 +200,8 @@ func listDifference(c Comm, what string, f Field) error {
 		case at < min(len(root), len(f.list)):
 			mine = fmt.Sprintf("%s[%d] is %d on rank %d and %d on rank 0", f.Name, at, f.list[at], c.Rank(), root[at])
 		case len(root) != len(f.list):
-			mine = fmt.Sprintf("%s has %d entries on rank %d and %d on rank 0", f.Name, len(f.list), c.Rank(), len(root))
+			mine = fmt.Sprintf("%s has %d entries on rank %d and %d on rank 0", f.Name, len(f.list), c.Rank(),
+				len(root))
 		}
 	}
 	all, err := GatherBytes(c, []byte(mine))
@@ -205,7 +213,8 @@ func listDifference(c Comm, what string, f Field) error {
 			return status.Errorf(status.InvalidArgument, "%s: %s: it must be the same on all ranks", what, text)
 		}
 	}
-	return status.Errorf(status.Internal, "%s: the hashes of %s differ between ranks, but its entries do not", what, f.Name)
+	return status.Errorf(status.Internal, "%s: the hashes of %s differ between ranks, but its entries do not",
+		what, f.Name)
 }
 
 func appendString(b []byte, s string) []byte {
@@ -264,7 +273,8 @@ func GatherJSON[T any](c Comm, what string, own T) ([]T, error) {
 	values := make([]T, len(texts))
 	for r := range texts {
 		if err := json.Unmarshal(texts[r], &values[r]); err != nil {
-			return nil, status.Errorf(status.Comm, "%s: the values of rank %d cannot be read: %w; start all ranks with the same program", what, r, err)
+			return nil, status.Errorf(status.Comm,
+				"%s: the values of rank %d cannot be read: %w; start all ranks with the same program", what, r, err)
 		}
 	}
 	return values, nil

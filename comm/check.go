@@ -29,7 +29,8 @@ func errClosed(operation string) error {
 // expects from itself.
 func CheckOwnBlock(operation string, rank int, sent, expected int64) error {
 	if sent != expected {
-		return status.Errorf(status.InvalidArgument, "%s: rank %d sends %d bytes to itself but expects %d; give equal counts", operation, rank, sent, expected)
+		return status.Errorf(status.InvalidArgument,
+			"%s: rank %d sends %d bytes to itself but expects %d; give equal counts", operation, rank, sent, expected)
 	}
 	return nil
 }
@@ -40,7 +41,8 @@ func checkMemory(op, name string, t tensor.Tensor) error {
 	case t.IsNil():
 		return nil
 	case t.Where != tensor.Host:
-		return status.Errorf(status.Unsupported, "%s: %s %v is in device memory; this communicator moves host memory only", op, name, t)
+		return status.Errorf(status.Unsupported,
+			"%s: %s %v is in device memory; this communicator moves host memory only", op, name, t)
 	case !t.Contiguous():
 		return status.Errorf(status.InvalidArgument, "%s: %s %v is not dense; pass a dense copy", op, name, t)
 	case t.Data == nil && t.Bytes() > 0:
@@ -56,11 +58,13 @@ func checkRows(op, name string, t tensor.Tensor, rows []int64, size int) error {
 		return err
 	}
 	if len(rows) != size {
-		return status.Errorf(status.InvalidArgument, "%s: %d row counts for %s on %d ranks; give one count for each rank", op, len(rows), name, size)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %d row counts for %s on %d ranks; give one count for each rank", op, len(rows), name, size)
 	}
 	for j, r := range rows {
 		if r < 0 {
-			return status.Errorf(status.InvalidArgument, "%s: %d rows of %s for rank %d; a count is 0 or more", op, r, name, j)
+			return status.Errorf(status.InvalidArgument, "%s: %d rows of %s for rank %d; a count is 0 or more", op,
+				r, name, j)
 		}
 	}
 	return checkRowCount(op, name, t, total(rows))
@@ -70,12 +74,14 @@ func checkRowCount(op, name string, t tensor.Tensor, rows int64) error {
 	var have int64
 	if !t.IsNil() {
 		if t.NDim == 0 {
-			return status.Errorf(status.InvalidArgument, "%s: %s is a scalar and has no rows; give it one axis", op, name)
+			return status.Errorf(status.InvalidArgument, "%s: %s is a scalar and has no rows; give it one axis",
+				op, name)
 		}
 		have = t.Shape[0]
 	}
 	if rows > have {
-		return status.Errorf(status.InvalidArgument, "%s: the counts give %d rows, %s has %d (%v)", op, rows, name, have, t)
+		return status.Errorf(status.InvalidArgument, "%s: the counts give %d rows, %s has %d (%v)", op, rows,
+			name, have, t)
 	}
 	return nil
 }
@@ -86,7 +92,8 @@ func sameRows(op string, dst, src tensor.Tensor) error {
 		return nil
 	}
 	if dst.DType != src.DType || rowBytes(dst) != rowBytes(src) {
-		return status.Errorf(status.InvalidArgument, "%s: rows of dst %v and src %v differ; give both one type and one shape after the first axis", op, dst, src)
+		return status.Errorf(status.InvalidArgument,
+			"%s: rows of dst %v and src %v differ; give both one type and one shape after the first axis", op, dst, src)
 	}
 	return nil
 }
@@ -127,7 +134,9 @@ func checkShards(op, wholeName, shardName string, whole, shard tensor.Tensor, ro
 	row := rowBytes(whole)
 	own := blockAt(whole.Data, before(rows, rank)*row, rows[rank]*row)
 	if shard.Data != own && overlap(whole.Data, total(rows)*row, shard.Data, rows[rank]*row) {
-		return status.Errorf(status.InvalidArgument, "%s: %s %v and %s %v overlap; use two buffers, or this rank's block of %s", op, wholeName, whole, shardName, shard, wholeName)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %s %v and %s %v overlap; use two buffers, or this rank's block of %s", op, wholeName, whole, shardName,
+			shard, wholeName)
 	}
 	return nil
 }
@@ -156,14 +165,16 @@ func checkSendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to, size in
 		return err
 	}
 	if from >= size || to >= size {
-		return status.Errorf(status.InvalidArgument, "%s: from rank %d, to rank %d, of %d ranks; ranks are 0 to %d", op, from, to, size, size-1)
+		return status.Errorf(status.InvalidArgument, "%s: from rank %d, to rank %d, of %d ranks; ranks are 0 to %d", op,
+			from, to, size, size-1)
 	}
 	return nil
 }
 
 func checkRoot(root, size int) error {
 	if root < 0 || root >= size {
-		return status.Errorf(status.InvalidArgument, "comm.Broadcast: root %d of %d ranks; ranks are 0 to %d", root, size, size-1)
+		return status.Errorf(status.InvalidArgument, "comm.Broadcast: root %d of %d ranks; ranks are 0 to %d", root,
+			size, size-1)
 	}
 	return nil
 }

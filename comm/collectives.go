@@ -93,7 +93,8 @@ func (c *collectives) space(bytes int64) unsafe.Pointer {
 
 func (c *collectives) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.AllGather"
-	if err := cmp.Or(c.t.open(name), checkShards(name, "dst", "src", dst, src, rows, c.rank, c.size), waitFor(s)); err != nil {
+	if err := cmp.Or(c.t.open(name), checkShards(name, "dst", "src", dst, src, rows, c.rank, c.size),
+		waitFor(s)); err != nil {
 		return err
 	}
 	for j := range c.bytes {
@@ -131,7 +132,8 @@ func (c *collectives) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 
 func (c *collectives) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.ReduceScatter"
-	if err := cmp.Or(c.t.open(name), checkShards(name, "src", "dst", src, dst, rows, c.rank, c.size), checkReduce(name, src, Sum), waitFor(s)); err != nil {
+	if err := cmp.Or(c.t.open(name), checkShards(name, "src", "dst", src, dst, rows, c.rank, c.size),
+		checkReduce(name, src, Sum), waitFor(s)); err != nil {
 		return err
 	}
 	row := rowBytes(src)
@@ -157,7 +159,8 @@ func (c *collectives) reduceGathered(name string, op Op, t tensor.Tensor) error 
 
 // reduceShards writes this rank's shard of src, reduced over the ranks, to dst. shard returns the
 // offset and the bytes of a rank's shard. It runs in rounds, which keeps the scratch small.
-func (c *collectives) reduceShards(name string, op Op, dtype tensor.DType, dst, src unsafe.Pointer, shard func(rank int) (at, n int64)) error {
+func (c *collectives) reduceShards(name string, op Op, dtype tensor.DType, dst, src unsafe.Pointer,
+	shard func(rank int) (at, n int64)) error {
 	round, longest := c.roundBytes(), int64(0)
 	for j := range c.size {
 		_, n := shard(j)

@@ -214,7 +214,8 @@ func layoutDifference(key, between string, first, second []layoutEntry) error {
 	}
 	for i := range max(len(first), len(second)) {
 		if i >= min(len(first), len(second)) || first[i].Name != second[i].Name {
-			return status.Errorf(status.InvalidConfig, "%s: the files differ %s: file %d is %s on the first and %s on the second; %s",
+			return status.Errorf(status.InvalidConfig,
+				"%s: the files differ %s: file %d is %s on the first and %s on the second; %s",
 				key, between, i+1, name(first, i), name(second, i), copyFix)
 		}
 		a, b := first[i], second[i]
@@ -224,7 +225,8 @@ func layoutDifference(key, between string, first, second []layoutEntry) error {
 		} else if fmt.Sprint(a.Parts) == fmt.Sprint(b.Parts) {
 			continue
 		}
-		return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s; %s", key, input.Short(a.Name), between, difference, copyFix)
+		return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s; %s", key, input.Short(a.Name), between,
+			difference, copyFix)
 	}
 	return status.Errorf(status.Internal, "%s: the files differ %s", key, between)
 }
@@ -288,7 +290,8 @@ func sums(c Comm, files []File, units []unit, index, n int) (mine []byte, err er
 			open = u.file
 		}
 		h := crc32.New(castagnoli)
-		_, err = io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{io.NewSectionReader(f, u.lo, u.hi-u.lo)}, buffer)
+		_, err = io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{io.NewSectionReader(f, u.lo, u.hi-u.lo)},
+			buffer)
 		return h.Sum32(), err
 	}
 	for at := index; ; {
@@ -338,8 +341,8 @@ func (x *copies) compare(key string, files []File, units []unit, all [][]byte) e
 			if u.part != "" {
 				what = input.Short(u.part)
 			}
-			return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s; %s", key, input.Short(files[u.file].Name),
-				betweenRanks(0, x.hosts[0], g, x.hosts[g]), what, copyFix)
+			return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s; %s", key,
+				input.Short(files[u.file].Name), betweenRanks(0, x.hosts[0], g, x.hosts[g]), what, copyFix)
 		}
 	}
 	return nil

@@ -11,7 +11,8 @@ import (
 
 // shared are the magic numbers of network file systems (statfs(2)), on which a file's inode number
 // is the server's, the same on all clients: NFS, Lustre, GPFS, CephFS, BeeGFS, SMB2, AFS.
-var shared = map[int64]bool{0x6969: true, 0x0BD00BD3: true, 0x47504653: true, 0x00C36400: true, 0x19830326: true, 0xFE534D42: true, 0x5346414F: true}
+var shared = map[int64]bool{0x6969: true, 0x0BD00BD3: true, 0x47504653: true, 0x00C36400: true, 0x19830326: true,
+	0xFE534D42: true, 0x5346414F: true}
 
 // boot identifies a running system; containers of one system have the same value.
 var boot = sync.OnceValue(func() string {

@@ -21,16 +21,22 @@ func TestSameFiles(t *testing.T) {
 		want  string                 // "" if nothing differs
 	}{
 		{"alike", func(string) error { return nil }, ""},
-		{"first byte", func(dir string) error { return flip(filepath.Join(dir, "a"), 0) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: header; copy it to every node"},
-		{"in a part", func(dir string) error { return flip(filepath.Join(dir, "a"), 100) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: weights; copy"},
-		{"behind the parts", func(dir string) error { return flip(filepath.Join(dir, "a"), size-1) }, "a differs between rank 0 on HOST and rank 2 on HOST: bytes 600 to 1024; copy"},
-		{"without parts", func(dir string) error { return flip(filepath.Join(dir, "b"), 5) }, "b differs between rank 0 on HOST and rank 2 on HOST: bytes 0 to 1024; copy"},
-		{"shorter", func(dir string) error { return os.Truncate(filepath.Join(dir, "b"), 7) }, "b differs between rank 0 on HOST and rank 2 on HOST: it has 1024 bytes on the first and 7 on the second; copy"},
+		{"first byte", func(dir string) error { return flip(filepath.Join(dir, "a"), 0) },
+			"model.path: a differs between rank 0 on HOST and rank 2 on HOST: header; copy it to every node"},
+		{"in a part", func(dir string) error { return flip(filepath.Join(dir, "a"), 100) },
+			"model.path: a differs between rank 0 on HOST and rank 2 on HOST: weights; copy"},
+		{"behind the parts", func(dir string) error { return flip(filepath.Join(dir, "a"), size-1) },
+			"a differs between rank 0 on HOST and rank 2 on HOST: bytes 600 to 1024; copy"},
+		{"without parts", func(dir string) error { return flip(filepath.Join(dir, "b"), 5) },
+			"b differs between rank 0 on HOST and rank 2 on HOST: bytes 0 to 1024; copy"},
+		{"shorter", func(dir string) error { return os.Truncate(filepath.Join(dir, "b"), 7) },
+			"b differs between rank 0 on HOST and rank 2 on HOST: it has 1024 bytes on the first and 7 on the second; copy"},
 	} {
 		dirs := []string{t.TempDir(), t.TempDir()}
 		for _, dir := range dirs {
 			for _, name := range []string{"a", "b"} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Repeat(name, size)), 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Repeat(name, size)),
+					0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -44,8 +50,11 @@ func TestSameFiles(t *testing.T) {
 			if err != nil || index != c.Rank()%2 || n != 2 {
 				return fmt.Errorf("rank %d is %d of %d: %v", c.Rank(), index, n, err)
 			}
-			err = SameFiles(c, "model.path", []File{{"a", filepath.Join(dir, "a"), []Part{{"header", 10}, {"weights", 590}}}, {Name: "b", Path: filepath.Join(dir, "b")}})
-			if want := strings.ReplaceAll(x.want, "HOST", hostName()); (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || status.Of(err) != status.InvalidConfig) {
+			err = SameFiles(c, "model.path",
+				[]File{{"a", filepath.Join(dir, "a"), []Part{{"header", 10}, {"weights", 590}}},
+					{Name: "b", Path: filepath.Join(dir, "b")}})
+			if want := strings.ReplaceAll(x.want, "HOST", hostName()); (err == nil) != (want == "") || err != nil &&
+				(!strings.Contains(err.Error(), want) || status.Of(err) != status.InvalidConfig) {
 				return fmt.Errorf("rank %d: %v (%v), want %q", c.Rank(), err, status.Of(err), want)
 			}
 			return nil
@@ -67,12 +76,15 @@ func TestSameFiles(t *testing.T) {
 		if c.Rank() == 1 {
 			gone += ".gone"
 		}
-		if err := SameFiles(c, "model.path", []File{{Name: "c", Path: gone}}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "rank 1: model.path: ") {
+		if err := SameFiles(c, "model.path", []File{{Name: "c", Path: gone}}); status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "rank 1: model.path: ") {
 			return fmt.Errorf("%v", err)
 		}
 		name := fmt.Sprintf("shard-%d", c.Rank()/2)
 		err := SameFiles(c, "data.path", []File{{Name: name, Path: path}})
-		if err == nil || !strings.Contains(err.Error(), "data.path: the files differ between rank 0 on "+hostName()+" and rank 2 on "+hostName()+": file 1 is shard-0 on the first and shard-1 on the second") {
+		if err == nil ||
+			!strings.Contains(err.Error(), "data.path: the files differ between rank 0 on "+hostName()+
+				" and rank 2 on "+hostName()+": file 1 is shard-0 on the first and shard-1 on the second") {
 			return fmt.Errorf("%v", err)
 		}
 		return nil

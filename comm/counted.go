@@ -36,7 +36,8 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 		c = inner.inner // do not count twice
 	}
 	waiter, _ := c.(Waiter)
-	return &Counted{inner: c, waiter: waiter, axis: axis, group: flight.Group{Axis: axis, Stride: 1, Size: c.Size()}, ledger: l, clock: clk, watch: w, seq: new(int64)}
+	return &Counted{inner: c, waiter: waiter, axis: axis, group: flight.Group{Axis: axis, Stride: 1, Size: c.Size()},
+		ledger: l, clock: clk, watch: w, seq: new(int64)}
 }
 
 // OnCommStream returns c for calls on a communication stream instead of the compute stream. The
@@ -116,7 +117,8 @@ func (c *Counted) beginAlike(op string, s device.Stream, bytes int64, t tensor.T
 // watched registers a call. checksum is of what must be equal on all ranks; 0 = nothing.
 func (c *Counted) watched(op string, control bool, bytes, seq int64, checksum uint8) call {
 	return call{op: op, bytes: bytes, control: control, began: time.Now(), waited: c.Waited(),
-		slot: c.watch.begin(activeCall{op: op, rank: c.Rank(), seq: seq, bytes: bytes, group: c.group, control: control, checksum: checksum})}
+		slot: c.watch.begin(activeCall{op: op, rank: c.Rank(), seq: seq, bytes: bytes, group: c.group, control: control,
+			checksum: checksum})}
 }
 
 // end records the end of a call and returns err. A call that failed is not counted.
@@ -223,7 +225,8 @@ func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	}
 	r, now := c.spare.get(), time.Now()
 	c.span(k, "all-to-all, start", k.began, now)
-	*r = countedRequest{c: c, inner: inner, bytes: bytes, control: k.control, seq: *c.seq, began: k.began, spent: now.Sub(k.began), waited: waited}
+	*r = countedRequest{c: c, inner: inner, bytes: bytes, control: k.control, seq: *c.seq, began: k.began,
+		spent: now.Sub(k.began), waited: waited}
 	return r, nil
 }
 
@@ -244,9 +247,11 @@ func (r *countedRequest) Wait() error {
 		k.bytes = 0 // counted in the span of the start
 		c.span(k, "all-to-all, wait", k.began, now)
 		if rec := c.clock.Recorder(); rec.On() && c.Size() > 1 {
-			rec.Add(trace.Span{Track: trace.InFlight, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes, Peers: c.Size() - 1}, r.began, now)
+			rec.Add(trace.Span{Track: trace.InFlight, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes,
+				Peers: c.Size() - 1}, r.began, now)
 		}
-		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds(), waited.Seconds())
+		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds(),
+			waited.Seconds())
 	}
 	return c.inWorld(err)
 }
@@ -260,7 +265,8 @@ func (r *countedRequest) Test() (bool, error) {
 }
 
 func (c *Counted) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
-	k := c.beginAlike(OpAllReduce, s, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()), t, t.Numel(), int64(op))
+	k := c.beginAlike(OpAllReduce, s, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()), t, t.Numel(),
+		int64(op))
 	return c.end(k, c.inner.AllReduce(s, t, op))
 }
 

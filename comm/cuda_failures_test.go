@@ -27,7 +27,9 @@ func TestCUDAEnds(t *testing.T) {
 		"small":      func(c comm.Comm) error { return c.AllReduce(nil, f32(4), comm.Sum) },
 		"gather":     func(c comm.Comm) error { return c.AllGather(nil, f32(12000), f32(4000), rows) },
 		"scatter":    func(c comm.Comm) error { return c.ReduceScatter(nil, f32(4000), f32(12000), rows) },
-		"pair":       func(c comm.Comm) error { return c.SendRecv(nil, f32(4000), (c.Rank()+1)%n, f32(4000), (c.Rank()+2)%n) },
+		"pair": func(c comm.Comm) error {
+			return c.SendRecv(nil, f32(4000), (c.Rank()+1)%n, f32(4000), (c.Rank()+2)%n)
+		},
 	}
 	for _, w := range transports[:3] { // with NCCL, ranks end with the job
 		for name, call := range calls {
@@ -46,7 +48,8 @@ func TestCUDAEnds(t *testing.T) {
 									return err
 								}
 								if c.Rank() == round%n {
-									time.AfterFunc(time.Duration(300+150*round)*time.Microsecond, func() { c.Abort(status.Internal, "now") })
+									time.AfterFunc(time.Duration(300+150*round)*time.Microsecond,
+										func() { c.Abort(status.Internal, "now") })
 								}
 								for {
 									if err := call(c); err != nil {
@@ -56,7 +59,8 @@ func TestCUDAEnds(t *testing.T) {
 							})
 						})
 					})
-					if status.Of(err) != status.Comm || !strings.Contains(err.Error(), "ended the job (internal): now") {
+					if status.Of(err) != status.Comm ||
+						!strings.Contains(err.Error(), "ended the job (internal): now") {
 						t.Fatal(err)
 					}
 				}
@@ -87,15 +91,19 @@ func TestCUDAMismatch(t *testing.T) {
 				rows := []int64{1, 1, 1 + odd(c)}
 				return c.AllToAll(nil, f32(9), f32(9), rows, rows)
 			},
-			"gather":  func(c comm.Comm) error { return c.AllGather(nil, f32(9), f32(3), []int64{1, 1, 1 + odd(c)}) },
-			"scatter": func(c comm.Comm) error { return c.ReduceScatter(nil, f32(3), f32(9), []int64{1, 1, 1 + odd(c)}) },
+			"gather": func(c comm.Comm) error { return c.AllGather(nil, f32(9), f32(3), []int64{1, 1, 1 + odd(c)}) },
+			"scatter": func(c comm.Comm) error {
+				return c.ReduceScatter(nil, f32(3), f32(9), []int64{1, 1, 1 + odd(c)})
+			},
 			"pair": func(c comm.Comm) error {
 				return c.SendRecv(nil, f32(3), (c.Rank()+1)%3, f32(3+odd(c)), (c.Rank()+2)%3)
 			},
 		} {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
 				err := comm.Within(t, func() error {
-					return comm.RunLocal(3, func(host comm.Comm) error { return suiteOnGPU(host, w.kind, w.chunk, run) })
+					return comm.RunLocal(3, func(host comm.Comm) error {
+						return suiteOnGPU(host, w.kind, w.chunk, run)
+					})
 				})
 				if status.Of(err) != status.Comm || !strings.Contains(err.Error(), "rank") {
 					t.Errorf("%v (%v)", err, status.Of(err))
@@ -124,7 +132,8 @@ func TestCUDASteadyState(t *testing.T) {
 				}
 				all := tensor.Of(b.Pointer(), tensor.U8, b.Bytes())
 				all.Where = tensor.CUDA
-				src, dst, big, small := all.At(0, tensor.F32, 6, 4), all.At(256, tensor.F32, 6, 4), all.At(512, tensor.F32, 40000), all.At(400_000, tensor.F32, 5)
+				src, dst, big, small := all.At(0, tensor.F32, 6, 4), all.At(256, tensor.F32, 6, 4),
+					all.At(512, tensor.F32, 40000), all.At(400_000, tensor.F32, 5)
 				rows, lo := []int64{3, 3}, int64(c.Rank())*3
 				for i := range warm + rounds {
 					if i == warm && c.Rank() == 0 {
@@ -134,8 +143,9 @@ func TestCUDASteadyState(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(c.AllReduce(s, big, comm.Sum), c.AllReduce(s, small, comm.Max), r.Wait(), c.AllToAll(s, dst, src, rows, rows),
-						c.AllGather(s, dst, dst.Slice(0, lo, lo+3), rows), c.ReduceScatter(s, dst.Slice(0, 0, 3), src, rows), c.Broadcast(s, src, 1),
+					if err := errors.Join(c.AllReduce(s, big, comm.Sum), c.AllReduce(s, small, comm.Max), r.Wait(),
+						c.AllToAll(s, dst, src, rows, rows), c.AllGather(s, dst, dst.Slice(0, lo, lo+3), rows),
+						c.ReduceScatter(s, dst.Slice(0, 0, 3), src, rows), c.Broadcast(s, src, 1),
 						c.SendRecv(s, dst, 1-c.Rank(), src, 1-c.Rank()), s.Sync()); err != nil {
 						return err
 					}

@@ -84,7 +84,9 @@ func TestCUDALocal(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%s/%s/%d", w.name, s.Name, n), func(t *testing.T) {
 					err := comm.Within(t, func() error {
-						return comm.RunLocal(n, func(host comm.Comm) error { return suiteOnGPU(host, w.kind, w.chunk, s.Run) })
+						return comm.RunLocal(n, func(host comm.Comm) error {
+							return suiteOnGPU(host, w.kind, w.chunk, s.Run)
+						})
 					})
 					if err != nil {
 						t.Error(err)

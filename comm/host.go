@@ -51,16 +51,18 @@ type Alltoallv func(in []byte, inBytes []int64, out []byte, outBytes []int64) er
 func NewHost(rank, size int, allgather Allgather, alltoallv Alltoallv) (Comm, error) {
 	switch {
 	case size < 1 || rank < 0 || rank >= size:
-		return nil, status.Errorf(status.InvalidArgument, "comm.NewHost: rank %d of %d ranks; a rank is 0 to size-1", rank, size)
+		return nil, status.Errorf(status.InvalidArgument, "comm.NewHost: rank %d of %d ranks; a rank is 0 to size-1",
+			rank, size)
 	case allgather == nil:
-		return nil, status.Errorf(status.InvalidArgument, "comm.NewHost: allgather is nil; pass the host program's allgather")
+		return nil, status.Errorf(status.InvalidArgument,
+			"comm.NewHost: allgather is nil; pass the host program's allgather")
 	}
 	return newHost(rank, size, allgather, alltoallv, &hostFailure{}), nil
 }
 
 func newHost(rank, size int, allgather Allgather, alltoallv Alltoallv, failure *hostFailure) *hostComm {
-	h := &hostComm{allgather: allgather, alltoallv: alltoallv, failure: failure, sendBytes: make([]int64, size), recvBytes: make([]int64, size),
-		barrierIn: make([]byte, 1), barrierOut: make([]byte, size)}
+	h := &hostComm{allgather: allgather, alltoallv: alltoallv, failure: failure, sendBytes: make([]int64, size),
+		recvBytes: make([]int64, size), barrierIn: make([]byte, 1), barrierOut: make([]byte, size)}
 	h.collectives = newCollectives(h, rank, size)
 	return h
 }
@@ -99,7 +101,8 @@ func (h *hostComm) failed(operation, collective string, err error) error {
 	if err == nil {
 		return nil
 	}
-	e := &status.Error{Code: status.Comm, Text: operation + ": the host program's " + collective + " failed: " + err.Error(), Err: err}
+	e := &status.Error{Code: status.Comm, Text: operation + ": the host program's " + collective + " failed: " +
+		err.Error(), Err: err}
 	h.failure.first.CompareAndSwap(nil, e)
 	return e
 }
@@ -123,7 +126,8 @@ func (h *hostComm) callAlltoallv(operation string, in, out []byte) error {
 		return nil
 	}
 	if h.alltoallv == nil {
-		return status.Errorf(status.Unsupported, "%s: the host program gave no alltoallv; pass one to comm.NewHost to move host memory", operation)
+		return status.Errorf(status.Unsupported,
+			"%s: the host program gave no alltoallv; pass one to comm.NewHost to move host memory", operation)
 	}
 	return h.failed(operation, "alltoallv", h.alltoallv(in, h.sendBytes, out, h.recvBytes))
 }
@@ -151,8 +155,9 @@ func (h *hostComm) Split(color, key int) (Comm, error) {
 	}
 	for c, n := range groups {
 		if n != 1 && n != h.size {
-			return nil, status.Errorf(status.Unsupported, "%s: color %d has %d of %d ranks, but the host program's collectives need all ranks; "+
-				"pass an MPI communicator (comm.FromMPI) instead", name, c, n, h.size)
+			return nil, status.Errorf(status.Unsupported,
+				"%s: color %d has %d of %d ranks, but the host program's collectives need all ranks; "+
+					"pass an MPI communicator (comm.FromMPI) instead", name, c, n, h.size)
 		}
 	}
 	if color < 0 {
@@ -163,7 +168,9 @@ func (h *hostComm) Split(color, key int) (Comm, error) {
 	}
 	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
 	if !slices.IsSorted(members) {
-		return nil, status.Errorf(status.Unsupported, "%s: the keys order the host program's ranks as %v, which its collectives do not support; use keys that increase with the rank", name, members)
+		return nil, status.Errorf(status.Unsupported,
+			"%s: the keys order the host program's ranks as %v, which its collectives do not support; use keys that increase with the rank",
+			name, members)
 	}
 	return newHost(h.rank, h.size, h.allgather, h.alltoallv, h.failure), nil
 }

@@ -58,7 +58,8 @@ func hostSupports(name string, n int, gatherOnly bool) bool {
 	case name == "Concurrent", n > 3 && (name == "Split" || name == "Mesh"):
 		return false
 	case gatherOnly && n > 1:
-		return slices.Contains([]string{"Barrier", "AllReduce", "AllReduceNaN", "AllGather", "Broadcast", "Refusals", "Agree", "Same", "Mesh"}, name)
+		return slices.Contains([]string{"Barrier", "AllReduce", "AllReduceNaN", "AllGather", "Broadcast", "Refusals",
+			"Agree", "Same", "Mesh"}, name)
 	}
 	return true
 }
@@ -76,11 +77,12 @@ func TestHost(t *testing.T) {
 					if !hostSupports(s.Name, n, gatherOnly) {
 						continue
 					}
-					t.Run(fmt.Sprintf("%s/%d/%s/allgather alone %v", s.Name, n, limits.name, gatherOnly), func(t *testing.T) {
-						if err := runHost(t, n, gatherOnly, s.Run); err != nil {
-							t.Error(err)
-						}
-					})
+					t.Run(fmt.Sprintf("%s/%d/%s/allgather alone %v", s.Name, n, limits.name, gatherOnly),
+						func(t *testing.T) {
+							if err := runHost(t, n, gatherOnly, s.Run); err != nil {
+								t.Error(err)
+							}
+						})
 				}
 			}
 		}
@@ -92,7 +94,8 @@ func TestHost(t *testing.T) {
 func TestHostSplit(t *testing.T) {
 	refused := func(h Comm, color, key int) error {
 		sub, err := h.Split(color, key)
-		if status.Of(err) != status.Unsupported || sub != nil || !strings.Contains(err.Error(), "FromMPI") && !strings.Contains(err.Error(), "the keys order") {
+		if status.Of(err) != status.Unsupported || sub != nil || !strings.Contains(err.Error(), "FromMPI") &&
+			!strings.Contains(err.Error(), "the keys order") {
 			return wrong("rank %d, color %d, key %d: %v, %v", h.Rank(), color, key, sub, err)
 		}
 		return nil
@@ -149,7 +152,8 @@ func TestHostRefuses(t *testing.T) {
 	}
 	err := runHost(t, 2, true, func(h Comm) error {
 		x, y, rows := newTensor(tensor.F32, 4), newTensor(tensor.F32, 4), []int64{2, 2}
-		for _, err := range []error{h.AllToAll(nil, x, y, rows, rows), h.ReduceScatter(nil, x, y, rows), h.SendRecv(nil, x, 1-h.Rank(), y, 1-h.Rank())} {
+		for _, err := range []error{h.AllToAll(nil, x, y, rows, rows), h.ReduceScatter(nil, x, y, rows),
+			h.SendRecv(nil, x, 1-h.Rank(), y, 1-h.Rank())} {
 			if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "gave no alltoallv") {
 				return wrong("without alltoallv: %v", err)
 			}
@@ -203,7 +207,8 @@ func TestHostFails(t *testing.T) {
 			t.Errorf("%v lost its cause", err)
 		}
 		before := calls
-		if err := h.Barrier(); status.Of(err) != status.Comm || !strings.Contains(err.Error(), what) || calls != before {
+		if err := h.Barrier(); status.Of(err) != status.Comm || !strings.Contains(err.Error(), what) ||
+			calls != before {
 			t.Errorf("afterwards: %v, %d calls", err, calls-before)
 		}
 	}
@@ -215,7 +220,8 @@ func TestHostSteadyState(t *testing.T) {
 	var before, after runtime.MemStats
 	err := runHost(t, 2, false, func(h Comm) error {
 		rows, uneven, r := []int64{3, 3}, []int64{4, 2}, int64(h.Rank())
-		src, dst, big, small := newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 40001), newTensor(tensor.F32, 5)
+		src, dst, big, small := newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 40001),
+			newTensor(tensor.F32, 5)
 		for i := range warm + rounds {
 			if i == warm && r == 0 {
 				runtime.ReadMemStats(&before)
@@ -224,8 +230,9 @@ func TestHostSteadyState(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(h.AllReduce(nil, big, Sum), h.AllReduce(nil, small, Max), q.Wait(), h.AllGather(nil, dst, dst.Slice(0, r*3, r*3+3), rows),
-				h.AllGather(nil, dst, src, uneven), h.ReduceScatter(nil, dst, src, rows), h.Broadcast(nil, src, 1),
+			if err := errors.Join(h.AllReduce(nil, big, Sum), h.AllReduce(nil, small, Max), q.Wait(),
+				h.AllGather(nil, dst, dst.Slice(0, r*3, r*3+3), rows), h.AllGather(nil, dst, src, uneven),
+				h.ReduceScatter(nil, dst, src, rows), h.Broadcast(nil, src, 1),
 				h.SendRecv(nil, dst, 1-int(r), src, 1-int(r)), h.Barrier()); err != nil {
 				return err
 			}

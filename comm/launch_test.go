@@ -51,7 +51,9 @@ func startProgram(t *testing.T, n int, program ...string) (output string, err er
 	mpirun := need.Tool(t, "mpirun", "install openmpi-bin")
 	ctx, cancel := context.WithTimeout(context.Background(), 250*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, mpirun, append([]string{"--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", fmt.Sprint(n)}, program...)...)
+	cmd := exec.CommandContext(ctx, mpirun,
+		append([]string{"--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", fmt.Sprint(n)},
+			program...)...)
 	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_tcp_if_include=lo", "OMPI_MCA_orte_base_help_aggregate=0")
 	cmd.WaitDelay = 5 * time.Second

@@ -14,7 +14,8 @@ type lengthError struct {
 }
 
 func (e *lengthError) Error() string {
-	return fmt.Sprintf("%s: the message of rank %d has another length than its receiver expects; both ranks must give the same size", e.operation, e.from)
+	return fmt.Sprintf("%s: the message of rank %d has another length than its receiver expects; both ranks must give the same size",
+		e.operation, e.from)
 }
 
 // inWorld returns err with the rank of the world instead of the rank in the communicator, and

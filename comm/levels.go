@@ -30,19 +30,25 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 	one := uneven == nil && (len(ranks) <= 1 || len(ranks[0]) == 1) // one node, or one rank on each
 	switch {
 	case how == "on" && one:
-		return fmt.Sprintf("direct all-to-alls: %s = \"on\" has no effect where a sequence has one node, or one rank on each node", key), nil
+		return fmt.Sprintf(
+			"direct all-to-alls: %s = \"on\" has no effect where a sequence has one node, or one rank on each node",
+			key), nil
 	case how == "off" || one:
 		return "", nil
 	case how == "on" && uneven != nil:
-		return "", status.Errorf(status.Unsupported, "%s = \"on\": the nodes of a sequence have different numbers of ranks; start the same number on each node, or set it to \"auto\"", key)
+		return "", status.Errorf(status.Unsupported,
+			"%s = \"on\": the nodes of a sequence have different numbers of ranks; start the same number on each node, or set it to \"auto\"",
+			key)
 	case how == "on" && !served:
-		return "", status.Errorf(status.Unsupported, "%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
+		return "", status.Errorf(status.Unsupported,
+			"%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
 	case uneven != nil || !served:
 		return "", nil // there is no choice
 	}
 	nodes, perNode := len(ranks), len(ranks[0])
 	direct, two := m.Links.AllToAllSeconds(nodes, perNode, bytes)
-	text := fmt.Sprintf("by the model of the links, %.3g ms with two levels and %.3g ms direct for %d bytes a rank", 1e3*two, 1e3*direct, bytes)
+	text := fmt.Sprintf("by the model of the links, %.3g ms with two levels and %.3g ms direct for %d bytes a rank",
+		1e3*two, 1e3*direct, bytes)
 	if how == "auto" && two >= direct {
 		return "direct all-to-alls: " + text, nil
 	}

@@ -20,10 +20,13 @@ func TestSetLevels(t *testing.T) {
 		says  string
 		code  status.Code
 	}{
-		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "auto", 1 << 10, true, "two levels, over 2 nodes of 4 ranks: by the model", status.OK},
-		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "auto", 1 << 20, false, "direct all-to-alls: by the model of the links", status.OK},
+		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "auto", 1 << 10, true, "two levels, over 2 nodes of 4 ranks: by the model",
+			status.OK},
+		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "auto", 1 << 20, false, "direct all-to-alls: by the model of the links",
+			status.OK},
 		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "off", 1 << 10, false, "", status.OK},
-		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "on", 1 << 20, true, "two levels, over 2 nodes of 4 ranks: parallel.two_level = \"on\"", status.OK},
+		{[]int{0, 0, 0, 0, 1, 1, 1, 1}, "on", 1 << 20, true,
+			"two levels, over 2 nodes of 4 ranks: parallel.two_level = \"on\"", status.OK},
 		{[]int{0, 0, 0, 0, 0, 0, 0, 0}, "on", 1 << 10, false, "parallel.two_level = \"on\" has no effect", status.OK},
 		{[]int{0, 1, 2, 3, 4, 5, 6, 7}, "on", 1 << 10, false, "parallel.two_level = \"on\" has no effect", status.OK},
 		{nil, "auto", 1 << 10, false, "", status.OK},
@@ -41,7 +44,8 @@ func TestSetLevels(t *testing.T) {
 			if err != nil {
 				says = err.Error()
 			}
-			if (m.TwoLevel() != nil) != x.two || !strings.Contains(says, x.says) || (x.says == "") != (says == "") || status.Of(err) != x.code {
+			if (m.TwoLevel() != nil) != x.two || !strings.Contains(says, x.says) || (x.says == "") != (says == "") ||
+				status.Of(err) != x.code {
 				return wrong("%v %s %d: two levels %v, %q, %v", x.nodes, x.how, x.bytes, m.TwoLevel() != nil, says, err)
 			}
 			if again, err := m.SetLevels(x.how, x.bytes); x.two && (again != "" || err != nil) {

@@ -162,7 +162,8 @@ func exitError(panicked any) error {
 }
 
 func (j *localJob) newGroup(world []int) *localGroup {
-	g := &localGroup{job: j, world: world, calls: map[int64]*localCall{}, queue: make([][]*localMessage, len(world)*len(world)), open: len(world)}
+	g := &localGroup{job: j, world: world, calls: map[int64]*localCall{},
+		queue: make([][]*localMessage, len(world)*len(world)), open: len(world)}
 	g.cond = sync.NewCond(&g.mu)
 	j.mu.Lock()
 	j.groups = append(j.groups, g)

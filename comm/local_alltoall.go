@@ -19,7 +19,8 @@ func (c *localComm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, 
 	return r.Wait()
 }
 
-func (c *localComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
+func (c *localComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (Request, error) {
 	if err := checkAllToAll(dst, src, recvRows, sendRows, c.Size()); err != nil {
 		return nil, err
 	}
@@ -129,7 +130,8 @@ func (c *localComm) makeCopy(o *localCall, to, from int) {
 		copyBytes(blockAt(r.dst.Data, before(r.recvRows, from)*rowBytes(r.dst), recv),
 			blockAt(s.src.Data, before(s.sendRows, to)*rowBytes(s.src), send), send)
 	} else {
-		g.job.fail(status.Errorf(status.Comm, "comm.AllToAll: rank %d sends %d rows of %v to rank %d, which expects %d rows of %v; counts must be equal",
+		g.job.fail(status.Errorf(status.Comm,
+			"comm.AllToAll: rank %d sends %d rows of %v to rank %d, which expects %d rows of %v; counts must be equal",
 			from, s.sendRows[to], s.src, to, r.recvRows[from], r.dst))
 	}
 	g.mu.Lock()

@@ -19,8 +19,10 @@ func (c *localComm) begin(name string, p localPost) (*localCall, error) {
 }
 
 // rowsMismatch names two ranks that do not cut the same tensor alike.
-func (c *localComm) rowsMismatch(o *localCall, name string, rows []int64, mine tensor.Tensor, j int, theirs tensor.Tensor) error {
-	return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, mine, j, o.posts[j].sendRows, theirs)
+func (c *localComm) rowsMismatch(o *localCall, name string, rows []int64, mine tensor.Tensor, j int,
+	theirs tensor.Tensor) error {
+	return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, mine, j,
+		o.posts[j].sendRows, theirs)
 }
 
 func (c *localComm) Split(color, key int) (Comm, error) {
@@ -78,7 +80,8 @@ func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error 
 	from := &o.posts[root]
 	for j := range o.posts {
 		if p := &o.posts[j]; p.a != root || p.src.Bytes() != t.Bytes() {
-			return c.mismatch(o, "%s: rank %d has %v and root %d, rank %d has %v and root %d", name, c.rank, t, root, j, p.src, p.a)
+			return c.mismatch(o, "%s: rank %d has %v and root %d, rank %d has %v and root %d", name, c.rank, t, root, j,
+				p.src, p.a)
 		}
 	}
 	copyBytes(t.Data, from.src.Data, t.Bytes())
@@ -125,7 +128,8 @@ func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []in
 func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.ReduceScatter"
 	n := c.Size()
-	if err := cmp.Or(checkShards(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), waitFor(s)); err != nil {
+	if err := cmp.Or(checkShards(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum),
+		waitFor(s)); err != nil {
 		return err
 	}
 	o, err := c.begin(name, localPost{dst: dst, src: src, sendRows: rows})
@@ -135,7 +139,8 @@ func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows 
 	row, at := rowBytes(src), before(rows, c.rank)
 	for j := range n {
 		p := &o.posts[j]
-		if !c.cutsAlike(o, j, rows) || p.src.DType != src.DType || rowBytes(p.src) != row || p.src.Bytes() < (at+rows[c.rank])*row {
+		if !c.cutsAlike(o, j, rows) || p.src.DType != src.DType || rowBytes(p.src) != row ||
+			p.src.Bytes() < (at+rows[c.rank])*row {
 			return c.rowsMismatch(o, name, rows, src, j, p.src)
 		}
 		c.blocks[j] = blockAt(p.src.Data, at*row, rows[c.rank]*row)
@@ -159,7 +164,8 @@ func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 	for j := range size {
 		p := &o.posts[j]
 		if p.src.DType != t.DType || p.src.Numel() != n || p.a != int(op) {
-			return c.mismatch(o, "%s: rank %d has %v and reduction %d, rank %d has %v and reduction %d", name, c.rank, t, op, j, p.src, p.a)
+			return c.mismatch(o, "%s: rank %d has %v and reduction %d, rank %d has %v and reduction %d", name, c.rank,
+				t, op, j, p.src, p.a)
 		}
 	}
 	b := t.DType.Size()

@@ -72,7 +72,9 @@ func (c *localComm) receive(name string, recv tensor.Tensor, from int) error {
 	if m.t.Bytes() == recv.Bytes() {
 		copyBytes(recv.Data, m.t.Data, recv.Bytes())
 	} else {
-		g.job.fail(status.Errorf(status.Comm, "%s: rank %d sends %v to rank %d, which expects %v; both must give one size", name, from, m.t, c.rank, recv))
+		g.job.fail(status.Errorf(status.Comm,
+			"%s: rank %d sends %v to rank %d, which expects %v; both must give one size", name, from, m.t,
+			c.rank, recv))
 	}
 	g.mu.Lock()
 	m.busy, m.done = false, true

@@ -28,7 +28,8 @@ func (c *localComm) post(name string, p localPost) (*localCall, error) {
 	}
 	if o.name != name {
 		g.mu.Unlock()
-		g.job.fail(status.Errorf(status.Comm, "call %d: rank %d calls %s, other ranks call %s; all ranks must make the same calls in the same order",
+		g.job.fail(status.Errorf(status.Comm,
+			"call %d: rank %d calls %s, other ranks call %s; all ranks must make the same calls in the same order",
 			c.seq, g.world[c.rank], name, o.name))
 		return nil, g.job.err()
 	}
@@ -110,7 +111,8 @@ func (c *localComm) failIfRankEnded(o *localCall) bool {
 func (c *localComm) failEnded(name string, rank int) {
 	g := c.g
 	g.mu.Unlock()
-	g.job.fail(status.Errorf(status.Comm, "rank %d ended while rank %d waits for it in %s", g.world[rank], g.world[c.rank], name))
+	g.job.fail(status.Errorf(status.Comm, "rank %d ended while rank %d waits for it in %s", g.world[rank],
+		g.world[c.rank], name))
 	g.mu.Lock()
 }
 

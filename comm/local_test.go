@@ -57,10 +57,12 @@ func TestRunLocalEnds(t *testing.T) {
 		code status.Code
 		text string
 	}{
-		{"error", func(Comm) error { return status.Errorf(status.IO, "reading: %w", cause) }, status.IO, "rank 1: reading: no such thing"},
+		{"error", func(Comm) error { return status.Errorf(status.IO, "reading: %w", cause) }, status.IO,
+			"rank 1: reading: no such thing"},
 		{"panic", func(Comm) error { panic("boom") }, status.Internal, "rank 1: panic: boom"},
 		{"goexit", func(Comm) error { runtime.Goexit(); return nil }, status.Internal, "rank 1: "},
-		{"abort", func(c Comm) error { c.Abort(status.Numeric, "loss is NaN"); return nil }, status.Comm, "rank 1 ended the job (numeric): loss is NaN"},
+		{"abort", func(c Comm) error { c.Abort(status.Numeric, "loss is NaN"); return nil }, status.Comm,
+			"rank 1 ended the job (numeric): loss is NaN"},
 		{"return", func(Comm) error { return nil }, status.Comm, "rank 1 ended while rank"},
 	}
 	for where, wait := range waits {
@@ -102,8 +104,10 @@ func TestRunLocalEnds(t *testing.T) {
 func TestLocalAbortLeavesMemory(t *testing.T) {
 	const n, bytes = 3, 3 << 20
 	for name, call := range map[string]func(c Comm, dst, src tensor.Tensor, rows []int64) error{
-		"all-to-all": func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllToAll(nil, dst, src, rows, rows) },
-		"reduce":     func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllReduce(nil, src, Sum) },
+		"all-to-all": func(c Comm, dst, src tensor.Tensor, rows []int64) error {
+			return c.AllToAll(nil, dst, src, rows, rows)
+		},
+		"reduce": func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllReduce(nil, src, Sum) },
 		"gather": func(c Comm, dst, src tensor.Tensor, rows []int64) error {
 			return c.AllGather(nil, dst, src.Slice(0, 0, rows[0]), rows)
 		},
@@ -118,17 +122,21 @@ func TestLocalAbortLeavesMemory(t *testing.T) {
 						var memory [2][]byte
 						for i := range memory {
 							var err error
-							if memory[i], err = syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE); err != nil {
+							if memory[i],
+								err = syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE,
+								syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE); err != nil {
 								return err
 							}
 							defer syscall.Munmap(memory[i])
 						}
-						dst, src := bytesOf(memory[0]).At(0, tensor.F32, bytes/4), bytesOf(memory[1]).At(0, tensor.F32, bytes/4)
+						dst, src := bytesOf(memory[0]).At(0, tensor.F32, bytes/4),
+							bytesOf(memory[1]).At(0, tensor.F32, bytes/4)
 						if err := c.Barrier(); err != nil {
 							return err
 						}
 						if c.Rank() == 0 {
-							time.AfterFunc(time.Duration(50+100*round)*time.Microsecond, func() { c.Abort(status.Internal, "now") })
+							time.AfterFunc(time.Duration(50+100*round)*time.Microsecond,
+								func() { c.Abort(status.Internal, "now") })
 						}
 						for {
 							if err := call(c, dst, src, []int64{bytes / 12, bytes / 12, bytes / 12}); err != nil {
@@ -169,7 +177,8 @@ func TestLocalMismatch(t *testing.T) {
 		"pair":    func(c Comm) error { return c.SendRecv(nil, f32(3), (c.Rank()+1)%3, f32(3+odd(c)), (c.Rank()+2)%3) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := within(t, func() error { return RunLocal(3, run) }); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "rank") {
+			if err := within(t, func() error { return RunLocal(3, run) }); status.Of(err) != status.Comm ||
+				!strings.Contains(err.Error(), "rank") {
 				t.Errorf("%v (%v)", err, status.Of(err))
 			}
 		})
@@ -183,7 +192,8 @@ func TestLocalSteadyState(t *testing.T) {
 	err := RunLocal(2, func(c Comm) error {
 		k := NewCounted(c, "sequence", NewLedger(), nil, NewWatch(time.Minute, "here", nil))
 		rows := []int64{3, 3}
-		src, dst, big, small := newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 40000), newTensor(tensor.F32, 5)
+		src, dst, big, small := newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 40000),
+			newTensor(tensor.F32, 5)
 		for i := range warm + rounds {
 			if i == warm && c.Rank() == 0 {
 				runtime.ReadMemStats(&before)
@@ -192,8 +202,10 @@ func TestLocalSteadyState(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(k.AllReduce(nil, big, Sum), k.AllReduce(nil, small, Max), r.Wait(), k.AllToAll(nil, dst, src, rows, rows),
-				k.AllGather(nil, dst, dst.Slice(0, int64(c.Rank())*3, int64(c.Rank())*3+3), rows), k.ReduceScatter(nil, dst, src, rows), k.Broadcast(nil, src, 1),
+			if err := errors.Join(k.AllReduce(nil, big, Sum), k.AllReduce(nil, small, Max), r.Wait(),
+				k.AllToAll(nil, dst, src, rows, rows),
+				k.AllGather(nil, dst, dst.Slice(0, int64(c.Rank())*3, int64(c.Rank())*3+3), rows),
+				k.ReduceScatter(nil, dst, src, rows), k.Broadcast(nil, src, 1),
 				k.SendRecv(nil, dst, 1-c.Rank(), src, 1-c.Rank()), k.Barrier()); err != nil {
 				return err
 			}

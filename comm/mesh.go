@@ -36,17 +36,20 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 		ring = 1
 	}
 	if ulysses < 0 || ring < 0 {
-		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: parallel.ulysses = %d, parallel.ring = %d; set both to 0 or more", ulysses, ring)
+		return nil, status.Errorf(status.InvalidConfig,
+			"comm.NewMesh: parallel.ulysses = %d, parallel.ring = %d; set both to 0 or more", ulysses, ring)
 	}
 	if ulysses == 0 {
 		ulysses = n / ring
 	}
 	p := ulysses * ring
 	if p == 0 || n%p != 0 {
-		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: %d ranks are not a multiple of parallel.ulysses * parallel.ring = %d * %d; set parallel.ulysses to %s, or start a multiple of %d ranks",
+		return nil, status.Errorf(status.InvalidConfig,
+			"comm.NewMesh: %d ranks are not a multiple of parallel.ulysses * parallel.ring = %d * %d; set parallel.ulysses to %s, or start a multiple of %d ranks",
 			n, ulysses, ring, nearest(n, p), max(p, 1))
 	}
-	m := &Mesh{World: NewCounted(world, "world", l, clk, w), Ulysses: ulysses, Ring: ring, Replica: world.Rank() / p, Replicas: n / p}
+	m := &Mesh{World: NewCounted(world, "world", l, clk, w), Ulysses: ulysses, Ring: ring, Replica: world.Rank() / p,
+		Replicas: n / p}
 	seq, err := SplitPriority(m.World, m.Replica, world.Rank())
 	if err != nil {
 		return nil, err
@@ -69,7 +72,8 @@ func (m *Mesh) DivideExperts(n int, l *Ledger, clk *clock.Clock, w *Watch) error
 	}
 	rank, size := m.World.Rank(), m.World.Size()
 	if n < 0 || size%n != 0 {
-		return status.Errorf(status.InvalidConfig, "comm.DivideExperts: %d ranks are not a multiple of parallel.experts = %d; set parallel.experts to %s, or start a multiple of %d ranks",
+		return status.Errorf(status.InvalidConfig,
+			"comm.DivideExperts: %d ranks are not a multiple of parallel.experts = %d; set parallel.experts to %s, or start a multiple of %d ranks",
 			size, n, nearest(size, n), max(n, 1))
 	}
 	group, err := m.World.Split(rank/n, rank)

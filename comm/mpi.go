@@ -161,14 +161,19 @@ func mpiError(operation string, code C.int) error {
 	case 0:
 		return nil
 	case C.UMPI_ENDED:
-		return status.Errorf(status.Comm, "%s: MPI has ended; close communicators and contexts before MPI_Finalize", operation)
+		return status.Errorf(status.Comm, "%s: MPI has ended; close communicators and contexts before MPI_Finalize",
+			operation)
 	case C.UMPI_THREAD:
-		return status.Errorf(status.InvalidArgument, "%s: the thread level is below MPI_THREAD_SERIALIZED and this is not the thread that started MPI; "+
-			"call from that thread, or start MPI with MPI_THREAD_MULTIPLE", operation)
+		return status.Errorf(status.InvalidArgument,
+			"%s: the thread level is below MPI_THREAD_SERIALIZED and this is not the thread that started MPI; "+
+				"call from that thread, or start MPI with MPI_THREAD_MULTIPLE", operation)
 	case C.UMPI_NULL:
-		return status.Errorf(status.InvalidArgument, "%s: no communicator has this handle; pass MPI_Comm_c2f() of a communicator that was not freed, or -1 for MPI_COMM_WORLD", operation)
+		return status.Errorf(status.InvalidArgument,
+			"%s: no communicator has this handle; pass MPI_Comm_c2f() of a communicator that was not freed, or -1 for MPI_COMM_WORLD",
+			operation)
 	case C.UMPI_INTER:
-		return status.Errorf(status.InvalidArgument, "%s: the handle is an intercommunicator; pass the result of MPI_Intercomm_merge", operation)
+		return status.Errorf(status.InvalidArgument,
+			"%s: the handle is an intercommunicator; pass the result of MPI_Intercomm_merge", operation)
 	}
 	var text [1024]C.char
 	C.umpi_error_text(code, &text[0], C.int(len(text)))
@@ -212,7 +217,8 @@ func (m *mpiComm) Split(color, key int) (Comm, error) {
 	}
 	sub := &mpiComm{}
 	var none C.int
-	if err := mpiError("comm.Split", C.umpi_split(m.c, C.int(max(color, -1)), C.int(key), &sub.c, &none)); err != nil || none != 0 {
+	if err := mpiError("comm.Split", C.umpi_split(m.c, C.int(max(color, -1)), C.int(key), &sub.c, &none)); err != nil ||
+		none != 0 {
 		return nil, err
 	}
 	return sub.initialize("comm.Split")

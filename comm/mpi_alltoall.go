@@ -61,8 +61,8 @@ func (m *mpiComm) wait(operation string, p *C.umpi_pending) error {
 func (m *mpiComm) start(operation string, p *C.umpi_pending, send, recv unsafe.Pointer, l layout) error {
 	m.seq++
 	at := func(v []int64) *C.int64_t { return (*C.int64_t)(unsafe.Pointer(&v[0])) }
-	return mpiError(operation, C.umpi_alltoall_start(m.c, C.int(m.rank), C.int(m.size), (*C.char)(send), at(l.soffsets), at(l.sbytes),
-		(*C.char)(recv), at(l.roffsets), at(l.rbytes), C.int64_t(m.seq), C.int64_t(mpiMaxMessage), p))
+	return mpiError(operation, C.umpi_alltoall_start(m.c, C.int(m.rank), C.int(m.size), (*C.char)(send), at(l.soffsets),
+		at(l.sbytes), (*C.char)(recv), at(l.roffsets), at(l.rbytes), C.int64_t(m.seq), C.int64_t(mpiMaxMessage), p))
 }
 
 // prepareAllToAll checks the arguments and returns the layout of the blocks.

@@ -37,7 +37,8 @@ func SetMPIHooks(before, after unsafe.Pointer) { C.set_hooks(before, after) }
 func FromMPI(fortran int64) (Comm, error) {
 	const name = "comm.FromMPI"
 	if fortran < math.MinInt32 || fortran > math.MaxInt32 {
-		return nil, status.Errorf(status.InvalidArgument, "%s: handle %d does not fit 32 bits; pass the int that MPI_Comm_c2f returns", name, fortran)
+		return nil, status.Errorf(status.InvalidArgument,
+			"%s: handle %d does not fit 32 bits; pass the int that MPI_Comm_c2f returns", name, fortran)
 	}
 	if err := ensureMPI(name, fortran); err != nil {
 		return nil, err
@@ -72,7 +73,9 @@ func ensureMPI(name string, fortran int64) error {
 	case finalized:
 		return status.Errorf(status.Comm, "%s: MPI has ended and cannot be started again; start a new process", name)
 	case !initialized && fortran != -1:
-		return status.Errorf(status.InvalidArgument, "%s: handle %d: MPI has not been started; call MPI_Init first, or pass -1 to start MPI with MPI_COMM_WORLD", name, fortran)
+		return status.Errorf(status.InvalidArgument,
+			"%s: handle %d: MPI has not been started; call MPI_Init first, or pass -1 to start MPI with MPI_COMM_WORLD",
+			name, fortran)
 	case !initialized:
 		return startMPI(threadMultiple)
 	}

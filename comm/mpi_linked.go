@@ -41,13 +41,17 @@ func World() (Comm, error) {
 	initialized, finalized, level := mpiState()
 	switch {
 	case finalized:
-		return nil, status.Errorf(status.Comm, "%s: MPI has ended and cannot be started again; start a new process", name)
+		return nil, status.Errorf(status.Comm, "%s: MPI has ended and cannot be started again; start a new process",
+			name)
 	case initialized && level != threadMultiple:
-		return nil, status.Errorf(status.Unsupported, "%s: the host program started MPI with thread level %d; start it with MPI_THREAD_MULTIPLE", name, level)
+		return nil, status.Errorf(status.Unsupported,
+			"%s: the host program started MPI with thread level %d; start it with MPI_THREAD_MULTIPLE", name, level)
 	case !initialized:
 		setLibraryDefaults()
 		if err := mpi.InitThreadSafe(); err != nil {
-			return nil, status.Errorf(status.Unsupported, "%s: this MPI library does not grant MPI_THREAD_MULTIPLE: %w; use a library that was built with it", name, err)
+			return nil, status.Errorf(status.Unsupported,
+				"%s: this MPI library does not grant MPI_THREAD_MULTIPLE: %w; use a library that was built with it",
+				name, err)
 		}
 		mpiStart.end = mpi.Finalize
 		mpi.LogErrors = false // errors are returned

@@ -26,7 +26,8 @@ func Available() bool { return false }
 
 // World returns an error: this program was built without MPI.
 func World() (Comm, error) {
-	return nil, status.Errorf(status.Unsupported, "comm.World: this program was built without MPI; build it with -tags mpi, or run all ranks in one process with --ranks")
+	return nil, status.Errorf(status.Unsupported,
+		"comm.World: this program was built without MPI; build it with -tags mpi, or run all ranks in one process with --ranks")
 }
 
 const (
@@ -73,8 +74,9 @@ func loadMPI() error {
 	if !strings.Contains(missing.Error(), "cannot open shared object file") {
 		return missing
 	}
-	return status.Errorf(status.Unsupported, "comm.FromMPI: %s or its MPI library was not found beside this library or program, in lib beside its folder, or on the system's library path: %w; "+
-		"build it with make mpi-shim, set %s to the file, or use the host program's own collectives (comm.NewHost)",
+	return status.Errorf(status.Unsupported,
+		"comm.FromMPI: %s or its MPI library was not found beside this library or program, in lib beside its folder, or on the system's library path: %w; "+
+			"build it with make mpi-shim, set %s to the file, or use the host program's own collectives (comm.NewHost)",
 		strings.Join(files, ", "), missing, mpiVariable)
 }
 
@@ -84,7 +86,9 @@ func shimFiles(loaded string) ([]string, error) {
 	if path := os.Getenv(mpiVariable); path != "" {
 		path, err := filepath.Abs(path)
 		if _, statErr := os.Stat(path); err != nil || statErr != nil {
-			return nil, status.Errorf(status.InvalidArgument, "%s=%s: no such file; set it to the path of a file like %s, or unset it", mpiVariable, path, mpiLibraries[0].file)
+			return nil, status.Errorf(status.InvalidArgument,
+				"%s=%s: no such file; set it to the path of a file like %s, or unset it", mpiVariable, path,
+				mpiLibraries[0].file)
 		}
 		return []string{path}, nil
 	}
@@ -100,8 +104,9 @@ func shimFiles(loaded string) ([]string, error) {
 		}
 	}
 	if loaded != "" {
-		return nil, status.Errorf(status.Unsupported, "comm.FromMPI: this process has loaded the MPI library %q, for which there is no libulysses_mpi; build one "+
-			"(make mpi-shim MPICC=its mpicc) and set %s to the file", firstWords(loaded), mpiVariable)
+		return nil, status.Errorf(status.Unsupported,
+			"comm.FromMPI: this process has loaded the MPI library %q, for which there is no libulysses_mpi; build one "+
+				"(make mpi-shim MPICC=its mpicc) and set %s to the file", firstWords(loaded), mpiVariable)
 	}
 	return append(first, rest...), nil
 }
@@ -169,7 +174,8 @@ func findShim(file string) (path string, found bool) {
 		if whole, err := filepath.Abs(b); err == nil {
 			b = whole
 		}
-		for _, path := range []string{filepath.Join(filepath.Dir(b), file), filepath.Join(filepath.Dir(b), "..", "lib", file)} {
+		for _, path := range []string{filepath.Join(filepath.Dir(b), file),
+			filepath.Join(filepath.Dir(b), "..", "lib", file)} {
 			if _, err := os.Stat(path); err == nil {
 				return path, true
 			}
@@ -200,22 +206,29 @@ func openShim(path string) error {
 	case opened:
 		return nil
 	case have != 0 && have != C.UMPI_ABI:
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s has version %d of the interface, this library has version %d; use the file that was built with this library (make mpi-shim)",
+		return status.Errorf(status.Unsupported,
+			"comm.FromMPI: %s has version %d of the interface, this library has version %d; use the file that was built with this library (make mpi-shim)",
 			path, have, uint32(C.UMPI_ABI))
 	case have != 0:
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s does not fit this library, although both have version %d: it has %s; use the file that was built with this library (make mpi-shim)",
+		return status.Errorf(status.Unsupported,
+			"comm.FromMPI: %s does not fit this library, although both have version %d: it has %s; use the file that was built with this library (make mpi-shim)",
 			path, have, why)
 	case why != "":
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s cannot be opened: %s; build it on this system with make mpi-shim, or set LD_LIBRARY_PATH to the MPI library's folder", path, why)
+		return status.Errorf(status.Unsupported,
+			"comm.FromMPI: %s cannot be opened: %s; build it on this system with make mpi-shim, or set LD_LIBRARY_PATH to the MPI library's folder",
+			path, why)
 	}
-	return status.Errorf(status.Unsupported, "comm.FromMPI: %s is a shared library without the function umpi_table; set %s to the path of a file like %s, or unset it", path, mpiVariable, mpiLibraries[0].file)
+	return status.Errorf(status.Unsupported,
+		"comm.FromMPI: %s is a shared library without the function umpi_table; set %s to the path of a file like %s, or unset it",
+		path, mpiVariable, mpiLibraries[0].file)
 }
 
 // checkSameMPI returns an error if the shim uses a different MPI library than the host program:
 // handles of one library have no meaning in the other.
 func checkSameMPI(path, loaded string) error {
 	if name := shimLibrary(loaded); loaded != "" && name != firstWords(loaded) {
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s uses %s, the host program uses %s; build it for that library (make mpi-shim MPICC=its mpicc) and set %s to the file",
+		return status.Errorf(status.Unsupported,
+			"comm.FromMPI: %s uses %s, the host program uses %s; build it for that library (make mpi-shim MPICC=its mpicc) and set %s to the file",
 			path, name, firstWords(loaded), mpiVariable)
 	}
 	mpiStart.loaded = true

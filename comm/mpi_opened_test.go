@@ -32,7 +32,8 @@ func compile(t *testing.T, cc, source, name string) string {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), name)
-	cmd := exec.Command(cc, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared", "-I", folder, "-o", file, source)
+	cmd := exec.Command(cc, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
+		"-I", folder, "-o", file, source)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
 	}
@@ -52,7 +53,8 @@ func checkLoadedMPI(t *testing.T) {
 func TestShimExits(t *testing.T) {
 	needTable(t)
 	host := filepath.Join(t.TempDir(), "exits")
-	if out, err := exec.Command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", host, "testdata/exits.c", "-ldl").CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", host, "testdata/exits.c",
+		"-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, code := range []int{0, 5} {
@@ -135,15 +137,21 @@ func TestShimRefused(t *testing.T) {
 			t.Errorf("%v; loaded: %v", err, mpiStart.loaded)
 		}
 	}
-	if _, err := World(); status.Of(err) != status.Unsupported || Available() || Library() != "none: built without the tag mpi" {
+	if _, err := World(); status.Of(err) != status.Unsupported || Available() ||
+		Library() != "none: built without the tag mpi" {
 		t.Errorf("a program without MPI: %v, %v, %q", err, Available(), Library())
 	}
 	for _, c := range []struct{ headers, answers, want string }{
 		{"Open MPI", "Open MPI v9.9", "uses Open MPI v9.9, the host program uses Open MPI v4.1.4"},
 		{"MPICH", "Open MPI v4.1.4", "uses MPICH, the host program uses Open MPI v4.1.4"}, // the host's library answers
 	} {
-		other := source(fmt.Sprintf("#include <string.h>\nstatic int says(char *text, int size) { (void)size; strcpy(text, %q); return 0; }\n", c.answers) + open +
-			fmt.Sprintf("*have = t.abi = UMPI_ABI; t.size = (uint32_t)sizeof t; t.headers = %q, t.library = says; return &t; }\n", c.headers))
+		other := source(
+			fmt.Sprintf(
+				"#include <string.h>\nstatic int says(char *text, int size) { (void)size; strcpy(text, %q); return 0; }\n",
+				c.answers) + open +
+				fmt.Sprintf(
+					"*have = t.abi = UMPI_ABI; t.size = (uint32_t)sizeof t; t.headers = %q, t.library = says; return &t; }\n",
+					c.headers))
 		if err := openShim(other); err != nil {
 			t.Fatal(err)
 		}

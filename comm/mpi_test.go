@@ -51,7 +51,8 @@ func TestMPI(t *testing.T) {
 	mpiRun(t, w, "two levels", suiteTwoLevel)
 	// With small limits, messages are split, messages replace collectives, and sums run in many
 	// rounds, as otherwise beyond 2^31 bytes.
-	defer func(a, b, c int64) { mpiMaxMessage, mpiMaxOffset, reduceScratch = a, b, c }(mpiMaxMessage, mpiMaxOffset, reduceScratch)
+	defer func(a, b, c int64) { mpiMaxMessage, mpiMaxOffset, reduceScratch = a, b, c }(mpiMaxMessage, mpiMaxOffset,
+		reduceScratch)
 	mpiMaxMessage, mpiMaxOffset, reduceScratch = 5000, 3000, 20000
 	all("small limits")
 	mpiRun(t, w, "bitwise equal", mpiBitwiseEqual)
@@ -97,7 +98,8 @@ func TestTwoLevelSlurm(t *testing.T) {
 	run("timeout", "60", "../slurm/lab.sh", "up", lab)
 	t.Setenv("SLURM_CONF", lab+"/etc/slurm.conf")
 	t.Setenv(scenarioVariable, "two levels")
-	run("timeout", "-k", "5", "90", "srun", "-N2", "-n4", "--ntasks-per-node=2", "--mpi=pmix", os.Args[0], "-test.run=^TestTwoLevelSlurm$", "-test.count=1")
+	run("timeout", "-k", "5", "90", "srun", "-N2", "-n4", "--ntasks-per-node=2", "--mpi=pmix", os.Args[0],
+		"-test.run=^TestTwoLevelSlurm$", "-test.count=1")
 	os.Unsetenv(scenarioVariable)
 }
 

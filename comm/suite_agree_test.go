@@ -20,14 +20,16 @@ func suiteAgree(c Comm) error {
 		mine = status.Errorf(status.IO, "checkpoint: %w", cause)
 	}
 	err := Agree(c, mine)
-	if want := fmt.Sprintf("rank %d: checkpoint: disk full", bad); err == nil || err.Error() != want || status.Of(err) != status.IO {
+	if want := fmt.Sprintf("rank %d: checkpoint: disk full", bad); err == nil || err.Error() != want ||
+		status.Of(err) != status.IO {
 		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
 	}
 	if c.Rank() == bad && !errors.Is(err, cause) {
 		return wrong("the error of the failing rank has lost its cause")
 	}
 	if !Told(err) || Told(mine) {
-		return wrong("agree: the one error of all ranks is told: %t, before the ranks agreed: %t", Told(err), Told(mine))
+		return wrong("agree: the one error of all ranks is told: %t, before the ranks agreed: %t", Told(err),
+			Told(mine))
 	}
 	err = Agree(c, status.Errorf(status.Code(1+c.Rank()%4), "step: fault %d", c.Rank()))
 	want := fmt.Sprintf("rank %d: step: fault %d", c.Rank(), c.Rank())
@@ -44,14 +46,16 @@ func suiteAgree(c Comm) error {
 	if c.Size() > 1 {
 		want = "no such layer" // the same on all ranks
 	}
-	if err = Agree(c, status.Errorf(status.Unsupported, "no such layer")); err == nil || err.Error() != want || status.Of(err) != status.Unsupported || !Told(err) {
+	if err = Agree(c, status.Errorf(status.Unsupported, "no such layer")); err == nil || err.Error() != want ||
+		status.Of(err) != status.Unsupported || !Told(err) {
 		return wrong("agree: %v (%v), want %q; told is %t", err, status.Of(err), want, Told(err))
 	}
 	return nil
 }
 
 func suiteSame(c Comm) error {
-	if err := Same(c, "plan", Field{Name: "heads", Value: "8"}, Field{Name: "", Value: ""}, Field{Name: "length", Value: "4096"}); err != nil {
+	if err := Same(c, "plan", Field{Name: "heads", Value: "8"}, Field{Name: "", Value: ""},
+		Field{Name: "length", Value: "4096"}); err != nil {
 		return err
 	}
 	bad := c.Size() - 1
@@ -63,7 +67,9 @@ func suiteSame(c Comm) error {
 	if c.Size() == 1 {
 		return err
 	}
-	want := fmt.Sprintf("plan: length is 4097 on rank %d and 4096 on rank 0: it must be the same on all ranks (rank %d is on host %s, rank 0 on host %[3]s)", bad, bad, hostName())
+	want := fmt.Sprintf(
+		"plan: length is 4097 on rank %d and 4096 on rank 0: it must be the same on all ranks (rank %d is on host %s, rank 0 on host %[3]s)",
+		bad, bad, hostName())
 	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
 		return wrong("same: %v, want %q", err, want)
 	}
@@ -124,8 +130,9 @@ func suiteCounted(c Comm) error {
 	}
 	whole, part := newTensor(tensor.F32, total(rows), 2), newTensor(tensor.F32, r+1, 2)
 	to := int((r + 1) % n)
-	err = errors.Join(k.AllReduce(nil, newTensor(tensor.F32, 10), Sum), k.AllGather(nil, whole, part, rows), k.ReduceScatter(nil, part, whole, rows),
-		k.Broadcast(nil, newTensor(tensor.I32, 9), 0), k.SendRecv(nil, newTensor(tensor.U8, 3), int((r-1+n)%n), newTensor(tensor.U8, 3), to), k.Barrier())
+	err = errors.Join(k.AllReduce(nil, newTensor(tensor.F32, 10), Sum), k.AllGather(nil, whole, part, rows),
+		k.ReduceScatter(nil, part, whole, rows), k.Broadcast(nil, newTensor(tensor.I32, 9), 0),
+		k.SendRecv(nil, newTensor(tensor.U8, 3), int((r-1+n)%n), newTensor(tensor.U8, 3), to), k.Barrier())
 	if err != nil {
 		return err
 	}
@@ -136,8 +143,9 @@ func suiteCounted(c Comm) error {
 		}
 	}
 	lo, hi := Shard(10, n, r)
-	sent := map[string]int64{OpAllToAll: 2 * exchanged, OpAllReduce: 4 * (10 - (hi - lo) + (n-1)*(hi-lo)), OpAllGather: (n - 1) * (r + 1) * 8,
-		OpReduceScatter: (n*(n+1)/2 - r - 1) * 8, OpBroadcast: 36, OpSendRecv: 3, OpBarrier: 0}
+	sent := map[string]int64{OpAllToAll: 2 * exchanged, OpAllReduce: 4 * (10 - (hi - lo) + (n-1)*(hi-lo)),
+		OpAllGather: (n - 1) * (r + 1) * 8, OpReduceScatter: (n*(n+1)/2 - r - 1) * 8, OpBroadcast: 36, OpSendRecv: 3,
+		OpBarrier: 0}
 	if r == n-1 {
 		sent[OpBroadcast] = 0
 	}
@@ -173,7 +181,8 @@ func suiteCounted(c Comm) error {
 
 func suiteMesh(c Comm) error {
 	n := c.Size()
-	for _, d := range [][2]int{{0, 1}, {1, 1}, {2, 1}, {n, 1}, {n + 1, 1}, {-1, 1}, {0, 2}, {1, 2}, {2, 2}, {1, n}, {1, -1}, {0, n + 1}} {
+	for _, d := range [][2]int{{0, 1}, {1, 1}, {2, 1}, {n, 1}, {n + 1, 1}, {-1, 1}, {0, 2}, {1, 2}, {2, 2}, {1, n},
+		{1, -1}, {0, n + 1}} {
 		ulysses, ring := d[0], d[1]
 		m, err := NewMesh(c, ulysses, ring, NewLedger(), nil, nil)
 		if ulysses == 0 && ring > 0 {
@@ -190,7 +199,8 @@ func suiteMesh(c Comm) error {
 			return err
 		}
 		if m.Seq.Size() != p || m.Seq.Rank() != c.Rank()%p || m.Data.Size() != n/p || m.Data.Rank() != c.Rank()/p ||
-			m.Replica != c.Rank()/p || m.Replicas != n/p || m.Ulysses != ulysses || m.Ring != ring || m.World.Size() != n {
+			m.Replica != c.Rank()/p || m.Replicas != n/p || m.Ulysses != ulysses || m.Ring != ring ||
+			m.World.Size() != n {
 			return wrong("mesh %d x %d of %d ranks: %+v", ulysses, ring, n, m)
 		}
 		x := []int32{int32(c.Rank())}

@@ -46,7 +46,8 @@ func suiteSplit(c Comm) error {
 	for i := range ones {
 		ones[i] = 1
 	}
-	if err := sub.AllGather(nil, tensor.OfInt32(all, int64(len(all))), tensor.OfInt32([]int32{int32(c.Rank())}, 1), ones); err != nil {
+	if err := sub.AllGather(nil, tensor.OfInt32(all, int64(len(all))), tensor.OfInt32([]int32{int32(c.Rank())}, 1),
+		ones); err != nil {
 		return err
 	}
 	for i := range all {

@@ -130,18 +130,22 @@ func serves(name string, c Comm) error {
 		return nil
 	case "mpi":
 		if _, _, level := mpiState(); level < threadMultiple {
-			return status.Errorf(status.Unsupported, "%s: MPI was started with a thread level below MPI_THREAD_MULTIPLE; start it with that level, or use the direct all-to-all", name)
+			return status.Errorf(status.Unsupported,
+				"%s: MPI was started with a thread level below MPI_THREAD_MULTIPLE; start it with that level, or use the direct all-to-all",
+				name)
 		}
 		return nil
 	}
-	return status.Errorf(status.Unsupported, "%s: communicators of kind %q have no two-level all-to-all; use one of kind mpi or local", name, c.Kind())
+	return status.Errorf(status.Unsupported,
+		"%s: communicators of kind %q have no two-level all-to-all; use one of kind mpi or local", name, c.Kind())
 }
 
 // byNode returns the ranks of each node, in rank order. The nodes have the order of their first
 // rank.
 func byNode(name string, nodeOf []int, size int) ([][]int, error) {
 	if len(nodeOf) != size {
-		return nil, status.Errorf(status.InvalidArgument, "%s: %d nodes for %d ranks; give one node for each rank", name, len(nodeOf), size)
+		return nil, status.Errorf(status.InvalidArgument, "%s: %d nodes for %d ranks; give one node for each rank",
+			name, len(nodeOf), size)
 	}
 	var ranks [][]int
 	index := map[int]int{}
@@ -156,7 +160,8 @@ func byNode(name string, nodeOf []int, size int) ([][]int, error) {
 	}
 	for a := range ranks {
 		if len(ranks[a]) != len(ranks[0]) {
-			return nil, status.Errorf(status.Unsupported, "%s: the node of rank %d has %d ranks, the node of rank %d has %d; start the same number on each node, or use the direct all-to-all",
+			return nil, status.Errorf(status.Unsupported,
+				"%s: the node of rank %d has %d ranks, the node of rank %d has %d; start the same number on each node, or use the direct all-to-all",
 				name, ranks[a][0], len(ranks[a]), ranks[0][0], len(ranks[0]))
 		}
 	}
@@ -210,7 +215,8 @@ func (t *TwoLevel) serve() {
 }
 
 // request returns a request for checked arguments.
-func (t *TwoLevel) request(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (*twoLevelRequest, error) {
+func (t *TwoLevel) request(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (*twoLevelRequest, error) {
 	const name = "comm.AllToAll"
 	if t.closed {
 		return nil, errClosed(name)

@@ -52,7 +52,8 @@ func suiteTwoLevel(c Comm) error {
 		if err := errors.Join(t.Close(), t.Close()); err != nil {
 			return err
 		}
-		if err := t.AllToAll(nil, tensor.Tensor{}, tensor.Tensor{}, nodes64(nodeOf), nodes64(nodeOf)); status.Of(err) != status.InvalidArgument {
+		if err := t.AllToAll(nil, tensor.Tensor{}, tensor.Tensor{}, nodes64(nodeOf),
+			nodes64(nodeOf)); status.Of(err) != status.InvalidArgument {
 			return wrong("an all-to-all after Close: %v", err)
 		}
 	}
@@ -83,8 +84,9 @@ func twoLevelTraffic(t *TwoLevel, nodeOf []int) error {
 			return err
 		}
 		now := t.Moved()
-		got := Traffic{now.InsideBytes - was.InsideBytes, now.BetweenBytes - was.BetweenBytes, now.InsideMessages - was.InsideMessages,
-			now.BetweenMessages - was.BetweenMessages, now.CountBytes - was.CountBytes}
+		got := Traffic{now.InsideBytes - was.InsideBytes, now.BetweenBytes - was.BetweenBytes,
+			now.InsideMessages - was.InsideMessages, now.BetweenMessages - was.BetweenMessages,
+			now.CountBytes - was.CountBytes}
 		want, err := TwoLevelTraffic(t.Rank(), nodeOf, bytes)
 		if err != nil || got != want {
 			return wrong("sent %+v, want %+v (%v)", got, want, err)
@@ -94,7 +96,8 @@ func twoLevelTraffic(t *TwoLevel, nodeOf []int) error {
 	sent, err := TwoLevelTraffic(t.Rank(), nodeOf, same)
 	direct := DirectTraffic(t.Rank(), nodeOf, same)
 	nodes := int64(len(t.ranks))
-	if err != nil || sent.BetweenBytes != direct.BetweenBytes || sent.BetweenMessages != nodes-1 || direct.BetweenMessages != int64(perNode)*(nodes-1) {
+	if err != nil || sent.BetweenBytes != direct.BetweenBytes || sent.BetweenMessages != nodes-1 ||
+		direct.BetweenMessages != int64(perNode)*(nodes-1) {
 		return wrong("two levels send %+v, directly %+v: %v", sent, direct, err)
 	}
 	return nil
@@ -107,7 +110,8 @@ func twoLevelSteady(t *TwoLevel, _ []int) error {
 	for j := range rows {
 		rows[j] = 700
 	}
-	src, a, b := newTensor(tensor.F32, total(rows)), newTensor(tensor.F32, total(rows)), newTensor(tensor.F32, total(rows))
+	src, a, b := newTensor(tensor.F32, total(rows)), newTensor(tensor.F32, total(rows)),
+		newTensor(tensor.F32, total(rows))
 	var before, after runtime.MemStats
 	const warm, rounds = 5, 50
 	for i := range warm + rounds {
@@ -197,7 +201,8 @@ func TestTwoLevelEnds(t *testing.T) {
 // The cost model prefers two levels where the overhead of messages between nodes dominates, and the
 // direct all-to-all for large messages, on one node, and with one rank a node.
 func TestLinks(t *testing.T) {
-	l := Links{Inside: Link{Latency: 1e-6, Overhead: 0.5e-6, Bandwidth: 10e9}, Between: Link{Latency: 20e-6, Overhead: 5e-6, Bandwidth: 2e9}, CopyBandwidth: 10e9}
+	l := Links{Inside: Link{Latency: 1e-6, Overhead: 0.5e-6, Bandwidth: 10e9},
+		Between: Link{Latency: 20e-6, Overhead: 5e-6, Bandwidth: 2e9}, CopyBandwidth: 10e9}
 	const mib = float64(1 << 20)
 	direct, two := l.AllToAllSeconds(4, 8, 1<<20)
 	// direct: 24 messages and 3/4 of the bytes between nodes, which take longer than the ones
@@ -205,7 +210,8 @@ func TestLinks(t *testing.T) {
 	wantDirect := 20e-6 + 24*5e-6 + 0.75*mib/2e9
 	// counts of 8·4·7 bytes and 7/8 of the bytes inside, 3 messages between nodes, two copies
 	wantTwo := 2*(1e-6+7*0.5e-6) + (224+0.875*mib)/10e9 + 20e-6 + 3*5e-6 + 0.75*mib/2e9 + 2*mib/10e9
-	if got, want := []float64{direct, two}, []float64{wantDirect, wantTwo}; !(math.Abs(got[0]-want[0]) < 1e-12) || !(math.Abs(got[1]-want[1]) < 1e-12) {
+	if got, want := []float64{direct, two}, []float64{wantDirect, wantTwo}; !(math.Abs(got[0]-want[0]) < 1e-12) ||
+		!(math.Abs(got[1]-want[1]) < 1e-12) {
 		t.Errorf("%v s, want %v", got, want)
 	}
 	for _, x := range []struct {

@@ -227,7 +227,9 @@ func (w *Watch) checkIdle(now time.Time) {
 		return
 	}
 	w.idleSaid = true
-	onIdle, text := w.onIdle, fmt.Sprintf("%s ended %.1f s ago, and no call has followed: this rank is late", w.name(w.last), now.Sub(w.ended).Seconds())
+	onIdle, text := w.onIdle,
+		fmt.Sprintf("%s ended %.1f s ago, and no call has followed: this rank is late", w.name(w.last),
+			now.Sub(w.ended).Seconds())
 	w.mu.Unlock()
 	onIdle(text)
 }
@@ -239,7 +241,8 @@ func (w *Watch) describe(f activeCall, now time.Time) string {
 // name names a call and its rank by the ranks of the world, which users know from the launcher: the
 // last rank of a sequence of two may be rank 7.
 func (w *Watch) name(f activeCall) string {
-	return fmt.Sprintf("rank %d on host %s: %s #%d on %v, %d bytes", f.group.World(f.rank), w.host, f.op, f.seq, f.group, f.bytes)
+	return fmt.Sprintf("rank %d on host %s: %s #%d on %v, %d bytes", f.group.World(f.rank), w.host, f.op, f.seq,
+		f.group, f.bytes)
 }
 
 // InFlight describes this rank's calls in progress or, between calls, the last call and how long

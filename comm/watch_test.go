@@ -41,7 +41,8 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	text := <-late
-	for _, want := range []string{"on host node7: all-to-all #2 on axis sequence (ranks 1 to 5 in steps of 2), ", " bytes, waited 0."} {
+	for _, want := range []string{"on host node7: all-to-all #2 on axis sequence (ranks 1 to 5 in steps of 2), ",
+		" bytes, waited 0."} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q lacks %q", text, want)
 		}
@@ -74,7 +75,8 @@ func TestWatchQuiet(t *testing.T) {
 			t.Errorf("late: %s", <-reports)
 		}
 		a, b := w.begin(activeCall{op: "x", seq: 1, group: group}), w.begin(activeCall{op: "y", seq: 2, group: group})
-		if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
+		if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") ||
+			!strings.Contains(f, "y #2") {
 			t.Errorf("%q", f)
 		}
 		time.Sleep(3 * limit)
@@ -104,7 +106,8 @@ func TestWatchIdle(t *testing.T) {
 		for range 2 {
 			ended := call(time.Millisecond)
 			text := <-slow
-			if waited := time.Since(ended); waited < limit*3/4 || waited > limit*9/10 || !strings.Contains(text, "x #7") || !strings.Contains(text, "this rank is late") {
+			if waited := time.Since(ended); waited < limit*3/4 || waited > limit*9/10 ||
+				!strings.Contains(text, "x #7") || !strings.Contains(text, "this rank is late") {
 				t.Errorf("after %v: %q", waited, text)
 			}
 			time.Sleep(limit)

@@ -123,7 +123,8 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 	t, _ := c.compute("q", a.Q)
 	c.typed("q", a.Q, t, whatever, whatever, whatever)
 	if max(tq, tk) > maxAttentionRows {
-		c.fail("there are %d queries and %d keys; at most %d are possible in a call, so use more ranks in a ring", tq, tk, maxAttentionRows)
+		c.fail("there are %d queries and %d keys; at most %d are possible in a call, so use more ranks in a ring", tq,
+			tk, maxAttentionRows)
 	}
 	c.typed("k", a.K, t, whatever, whatever, dim)
 	c.typed("v", a.V, t, tk, kvHeads, whatever)
@@ -201,7 +202,8 @@ func (c *check) blockMask(a *device.Attention) {
 	if a.BlockMask.NDim == 3 && a.BlockMask.Shape[0] == 1 {
 		heads = 1
 	}
-	c.dense("BlockMask", a.BlockMask, tensor.U8, heads, ceilDiv(a.QuerySeq, a.BlockRows), ceilDiv(a.KeySeq, a.BlockColumns))
+	c.dense("BlockMask", a.BlockMask, tensor.U8, heads, ceilDiv(a.QuerySeq, a.BlockRows),
+		ceilDiv(a.KeySeq, a.BlockColumns))
 	for _, x := range []struct {
 		name   string
 		cu     []int64
@@ -220,7 +222,8 @@ func (c *check) blockMask(a *device.Attention) {
 // rows. Every row index is then inside its tensor.
 func checkDocuments(c *check, name string, cu []int64, rows int64) {
 	if len(cu) < 1 || cu[0] != 0 || cu[len(cu)-1] != rows {
-		c.fail("%s has %d entries for %d rows; it must start with 0 and end with the number of rows", name, len(cu), rows)
+		c.fail("%s has %d entries for %d rows; it must start with 0 and end with the number of rows", name,
+			len(cu), rows)
 		return
 	}
 	for i := 1; i < len(cu); i++ {
@@ -238,15 +241,18 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 	p := (*C.attention_args)(d.args)
 	*p = C.attention_args{
 		bf16: isBF16(a.Q.DType), q: a.Q.Data, k: a.K.Data, v: a.V.Data, out: a.Out.Data, lse: floatsOf(a.LSE),
-		heads: C.int64_t(a.Q.Shape[1]), d: C.int64_t(a.Q.Shape[2]), d_v: C.int64_t(a.V.Shape[2]), scale: C.float(a.Scale),
-		blocks: (*C.attention_block)(w), n_blocks: C.int64_t(l.blocks), group: C.int64_t(l.group),
-		kv_head: (*C.int64_t)(unsafe.Add(w, l.kvHeadOffset)), first: (*C.int64_t)(unsafe.Add(w, l.firstOffset)),
-		splits: (*C.attention_split)(unsafe.Add(w, l.splitsOffset)), n_splits: C.int64_t(l.splits), keys: C.int64_t(a.K.Shape[0]),
+		heads: C.int64_t(a.Q.Shape[1]), d: C.int64_t(a.Q.Shape[2]), d_v: C.int64_t(a.V.Shape[2]),
+		scale: C.float(a.Scale), blocks: (*C.attention_block)(w), n_blocks: C.int64_t(l.blocks),
+		group: C.int64_t(l.group), kv_head: (*C.int64_t)(unsafe.Add(w, l.kvHeadOffset)),
+		first: (*C.int64_t)(unsafe.Add(w, l.firstOffset)), splits: (*C.attention_split)(unsafe.Add(w, l.splitsOffset)),
+		n_splits: C.int64_t(l.splits), keys: C.int64_t(a.K.Shape[0]),
 		partial: (*C.float)(unsafe.Add(w, l.partialOffset)), partial_floats: C.int64_t(l.partialFloats),
 		scratch: (*C.float)(unsafe.Add(w, l.scratchOffset)), scratch_floats: C.int64_t(l.scratchFloats),
 		out_bf16: isBF16(a.Out.DType), sinks: floatsOf(a.Sinks), slopes: floatsOf(a.Slopes), cap: C.float(a.Softcap),
-		seed: C.uint64_t(a.Seed), head_at: C.int64_t(a.HeadAt), query_at: C.int64_t(a.QueryAt), key_at: C.int64_t(a.KeyAt),
-		queries: C.int64_t(a.Q.Shape[0]),
+		seed: C.uint64_t(a.Seed), head_at: C.int64_t(a.HeadAt),
+		query_at: C.int64_t(a.QueryAt),
+		key_at:   C.int64_t(a.KeyAt),
+		queries:  C.int64_t(a.Q.Shape[0]),
 	}
 	if a.Carry {
 		p.carry = 1

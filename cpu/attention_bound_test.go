@@ -60,8 +60,10 @@ func TestAttentionBound(t *testing.T) {
 				}
 			}
 			if n, most := o.AttentionWorkspace(&a, backward), o.AttentionWorkspace(&bound, backward); n > most {
-				t.Fatalf("%v, %d x %d, documents %v and %v, %d x %d heads, D %d, Dv %d, causal %v, window %v, shifts %v, blocks of %d, backward %v: %d bytes, bound %d",
-					dtype, tq, tk, a.CuQ, a.CuK, heads, group, dim, dv, a.Causal, a.Window, a.Shift, a.BlockRows, backward, n, most)
+				t.Fatalf(
+					"%v, %d x %d, documents %v and %v, %d x %d heads, D %d, Dv %d, causal %v, window %v, shifts %v, blocks of %d, backward %v: %d bytes, bound %d",
+					dtype, tq, tk, a.CuQ, a.CuK, heads, group, dim, dv, a.Causal, a.Window, a.Shift, a.BlockRows,
+					backward, n, most)
 			}
 			a.CuQ, a.CuK, a.Shift = nil, nil, nil
 		}
@@ -80,14 +82,17 @@ func TestAttentionBoundIsArithmetic(t *testing.T) {
 	for tq := int64(0); tq < 1500; tq = tq*9/8 + 1 {
 		for tk := int64(0); tk < 1500; tk = tk*9/8 + 1 {
 			for _, causal := range []bool{true, false} {
-				a := device.Attention{Q: tensor.Of(nil, tensor.F32, tq, 4, 16), K: tensor.Of(nil, tensor.F32, tk, 2, 16), V: tensor.Of(nil, tensor.F32, tk, 2, 24),
+				a := device.Attention{Q: tensor.Of(nil, tensor.F32, tq, 4, 16),
+					K: tensor.Of(nil, tensor.F32, tk, 2, 16), V: tensor.Of(nil, tensor.F32, tk, 2, 24),
 					Causal: causal, CuQ: []int64{0, tq}, CuK: []int64{0, tk}}
 				for _, backward := range []bool{false, true} {
 					walked, counted := d.planAttention(&a, backward, nil), attentionLayout{blocks: blocksOf(tq, tk)}
 					d.planTables(&a, &counted, backward)
-					if walked.blocks != counted.blocks || walked.partialOffset != counted.partialOffset || walked.largestGroup != counted.largestGroup ||
+					if walked.blocks != counted.blocks || walked.partialOffset != counted.partialOffset ||
+						walked.largestGroup != counted.largestGroup ||
 						causal && tq <= tk && causalPairs(tq, tk) != float64(walked.pairs) {
-						t.Fatalf("%d x %d, causal %v, backward %v: %+v, counted %+v and %v pairs", tq, tk, causal, backward, walked, counted, causalPairs(tq, tk))
+						t.Fatalf("%d x %d, causal %v, backward %v: %+v, counted %+v and %v pairs", tq, tk, causal,
+							backward, walked, counted, causalPairs(tq, tk))
 					}
 				}
 			}
@@ -121,7 +126,8 @@ func TestSplitsEndWithQueriesThatSeeNothing(t *testing.T) {
 				manySplits(t)
 			}
 			x := tensor.Of(nil, tensor.F32, 5000, 2, 16)
-			a := device.Attention{Q: x, K: x, V: x, Causal: true, Window: &device.Window{Left: 50, Right: -1}, CuQ: []int64{0, 5000}, CuK: []int64{0, 5000}, Shift: []int64{shift}}
+			a := device.Attention{Q: x, K: x, V: x, Causal: true, Window: &device.Window{Left: 50, Right: -1},
+				CuQ: []int64{0, 5000}, CuK: []int64{0, 5000}, Shift: []int64{shift}}
 			if l := d.planAttention(&a, true, nil); l.splits < 1 || l.splits > splitsFor(float64(l.pairs), 16, 16) {
 				t.Errorf("shift %d: %d splits for %d pairs", shift, l.splits, l.pairs)
 			}
@@ -139,10 +145,12 @@ func TestLongestAttention(t *testing.T) {
 	defer o.Close()
 	of := func(n int64) device.Attention {
 		x := tensor.Of(nil, tensor.F32, n, 1, 16)
-		return device.Attention{Q: x, K: x, V: x, Out: x, LSE: tensor.Of(nil, tensor.F32, n, 1), Causal: true, Scale: 1, CuQ: []int64{0, n}, CuK: []int64{0, n}}
+		return device.Attention{Q: x, K: x, V: x, Out: x, LSE: tensor.Of(nil, tensor.F32, n, 1), Causal: true, Scale: 1,
+			CuQ: []int64{0, n}, CuK: []int64{0, n}}
 	}
 	longest := of(maxAttentionRows)
-	if l := o.(*Device).planAttention(&longest, false, nil); float64(l.pairs) != causalPairs(maxAttentionRows, maxAttentionRows) {
+	if l := o.(*Device).planAttention(&longest, false, nil); float64(l.pairs) != causalPairs(maxAttentionRows,
+		maxAttentionRows) {
 		t.Errorf("%d pairs, want %v", l.pairs, causalPairs(maxAttentionRows, maxAttentionRows))
 	}
 	for _, n := range []int64{maxAttentionRows + 1, 1 << 34, 1 << 40} {
@@ -155,7 +163,8 @@ func TestLongestAttention(t *testing.T) {
 			}
 		}
 		err := o.AttentionForward(nil, &a)
-		if err == nil || !strings.Contains(err.Error(), strconv.FormatInt(n, 10)) || !strings.Contains(err.Error(), strconv.FormatInt(maxAttentionRows, 10)) {
+		if err == nil || !strings.Contains(err.Error(), strconv.FormatInt(n, 10)) ||
+			!strings.Contains(err.Error(), strconv.FormatInt(maxAttentionRows, 10)) {
 			t.Errorf("%d tokens: %v", n, err)
 		}
 	}

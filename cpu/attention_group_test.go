@@ -33,7 +33,8 @@ func TestAttentionGroups(t *testing.T) {
 		{name: "full", cuQ: cu(500, 3), d: 16, dv: 16},
 		{name: "window", cuQ: cu(800, 37), d: 16, dv: 24, window: &device.Window{Left: 70, Right: 133}},
 		{name: "ranges of keys", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true},
-		{name: "ranges of keys, window", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true, window: &device.Window{Left: 1000, Right: 0}},
+		{name: "ranges of keys, window", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true,
+			window: &device.Window{Left: 1000, Right: 0}},
 	} {
 		for _, group := range []int64{4, 8} {
 			if group > 4 && c.cuQ[len(c.cuQ)-1] > 4000 {

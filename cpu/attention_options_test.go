@@ -108,9 +108,12 @@ func TestAttentionOptions(t *testing.T) {
 		keys   int64
 		window *device.Window
 	}{
-		{"shift", true, 700, nil}, {"shift", false, 600, &device.Window{Left: 100, Right: 9}}, {"sinks", true, 700, nil},
-		{"slopes", true, 700, nil}, {"slopes wide", false, 650, nil}, {"cap", true, 700, nil}, {"dropout", true, 700, nil},
-		{"blocks", true, 700, nil}, {"heads", false, 640, nil}, {"heads shift sinks wide", true, 700, &device.Window{Left: 200, Right: -1}},
+		{"shift", true, 700, nil}, {"shift", false, 600, &device.Window{Left: 100, Right: 9}},
+		{"sinks", true, 700, nil},
+		{"slopes", true, 700, nil}, {"slopes wide", false, 650, nil}, {"cap", true, 700, nil},
+		{"dropout", true, 700, nil},
+		{"blocks", true, 700, nil}, {"heads", false, 640, nil},
+		{"heads shift sinks wide", true, 700, &device.Window{Left: 200, Right: -1}},
 		{"shift sinks slopes cap dropout heads", true, 700, nil},
 	} {
 		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
@@ -118,7 +121,8 @@ func TestAttentionOptions(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%v/%s", c.how, dtype, isa), func(t *testing.T) {
 					make := func(workers int) (*Device, *device.AttentionGrad) {
 						d := open(t, isa, workers)
-						k := attentionCase{cuQ: cu(700, 37), cuK: cu(c.keys, 37), heads: 6, kvHeads: 3, d: 32, dv: 24, causal: c.causal, window: c.window, headMajor: true}
+						k := attentionCase{cuQ: cu(700, 37), cuK: cu(c.keys, 37), heads: 6, kvHeads: 3, d: 32, dv: 24,
+							causal: c.causal, window: c.window, headMajor: true}
 						g := k.typed(t, d, dtype)
 						withOptions(t, d, g, c.how)
 						return d, g
@@ -164,7 +168,8 @@ func keyHeadAlone(t *testing.T, d *Device, g *device.AttentionGrad) {
 // split by more than rounding.
 func sameSplits(t *testing.T, one, several *device.AttentionGrad) {
 	t.Helper()
-	for name, x := range map[string][2]tensor.Tensor{"dq": {one.DQ, several.DQ}, "dk": {one.DK, several.DK}, "dv": {one.DV, several.DV}} {
+	for name, x := range map[string][2]tensor.Tensor{"dq": {one.DQ, several.DQ}, "dk": {one.DK, several.DK},
+		"dv": {one.DV, several.DV}} {
 		want := arrayOf(x[0])
 		for i := range x[0].Shape[0] {
 			for h := range x[0].Shape[1] {
@@ -200,7 +205,8 @@ func TestAttentionOptionGroups(t *testing.T) {
 					if splits {
 						manySplits(t)
 					}
-					c := attentionCase{cuQ: cu(500, 700), cuK: cu(450, 9000), heads: 4, kvHeads: 1, d: 8, dv: 8, causal: true, headMajor: true}
+					c := attentionCase{cuQ: cu(500, 700), cuK: cu(450, 9000), heads: 4, kvHeads: 1, d: 8, dv: 8,
+						causal: true, headMajor: true}
 					testGroup(t, &c, open(t, isa, 2), how)
 				})
 			}
@@ -239,7 +245,8 @@ func TestAttentionHiddenNaN(t *testing.T) {
 			for name, x := range map[string]tensor.Tensor{"out": g.Out, "dq": g.DQ, "dk": g.DK, "dv": g.DV} {
 				for i := range x.Shape[0] {
 					for h := range x.Shape[1] {
-						if v := element(x, i, h, 3); math.IsNaN(v) || name[1] == 'k' && i/g.BlockColumns%3 == 1 && v != 0 {
+						if v := element(x, i, h, 3); math.IsNaN(v) || name[1] == 'k' &&
+							i/g.BlockColumns%3 == 1 && v != 0 {
 							t.Fatalf("%s, %v: %s[%d, %d] is %g", isa, dtype, name, i, h, v)
 						}
 					}
@@ -261,7 +268,9 @@ func TestAttentionCap(t *testing.T) {
 		g := c.make(t, d)
 		g.Scale, g.Softcap = 1, 30
 		g.Workspace = workspace(t, d, &g.Attention)
-		score := func(i int64) float64 { return float64(float32(math.Pow(10, float64(i%450)/50-5))) * float64(1-i/450*2) }
+		score := func(i int64) float64 {
+			return float64(float32(math.Pow(10, float64(i%450)/50-5))) * float64(1-i/450*2)
+		}
 		for i := range int64(900) { // from 1e-5 to 1e4, of both signs
 			*index[float32](g.Q.Data, i), *index[float32](g.K.Data, i) = float32(score(i)), 1
 		}
@@ -333,17 +342,21 @@ func BenchmarkAttentionOptions(b *testing.B) {
 			}},
 			{"blocks of 16", diagonals(16)}, {"blocks of 64", diagonals(64)}, {"blocks of 128", diagonals(128)},
 			{"sinks", causal(func(a *device.Attention) { a.Sinks = tensor.OfFloat32(make([]float32, heads), heads) })},
-			{"slopes", causal(func(a *device.Attention) { a.Slopes = tensor.OfFloat32([]float32{.5, .25, .125, .0625}, heads) })},
+			{"slopes", causal(func(a *device.Attention) {
+				a.Slopes = tensor.OfFloat32([]float32{.5, .25, .125, .0625}, heads)
+			})},
 			{"cap", causal(func(a *device.Attention) { a.Softcap = 50 })},
 			{"dropout", causal(func(a *device.Attention) { a.Dropout = 0.1 })},
 		} {
 			b.Run(isa+"/"+k.name, func(b *testing.B) {
 				d := open(b, isa, 1)
-				c := attentionCase{cuQ: cu(n), cuK: cu(n), heads: heads, kvHeads: heads, d: dim, dv: dim, causal: true, headMajor: true}
+				c := attentionCase{cuQ: cu(n), cuK: cu(n), heads: heads, kvHeads: heads, d: dim, dv: dim, causal: true,
+					headMajor: true}
 				g := c.typed(b, d, dtype)
 				pairs := k.set(d, &g.Attention) * heads
 				g.Workspace = workspace(b, d, &g.Attention)
-				_, spent := best(b, func() error { return d.AttentionForward(nil, &g.Attention) }, func() error { return d.AttentionBackward(nil, g) })
+				_, spent := best(b, func() error { return d.AttentionForward(nil, &g.Attention) },
+					func() error { return d.AttentionBackward(nil, g) })
 				f, w := spent[0]*1e9/pairs, spent[1]*1e9/pairs
 				if k.name == "causal" {
 					base = [2]float64{f, w}

@@ -59,7 +59,8 @@ func (c *blockCursor) next() bool {
 		if c.a.Shift != nil {
 			shift = c.a.Shift[d]
 		}
-		c.block = C.attention_block{k0: C.int64_t(k0), k1: C.int64_t(k1), shift: C.int64_t(shift), document: C.int64_t(d)}
+		c.block = C.attention_block{k0: C.int64_t(k0), k1: C.int64_t(k1), shift: C.int64_t(shift),
+			document: C.int64_t(d)}
 		if !c.a.BlockMask.IsNil() {
 			c.block.key_at = C.int64_t((c.a.KeyAt+k0)%c.a.KeySeq - k0)
 		}
@@ -178,7 +179,8 @@ func (d *Device) planTables(a *device.Attention, l *attentionLayout, backward bo
 		if scored(a) {
 			passes = 1
 		}
-		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped, passes))
+		l.scratchFloats =
+			int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped, passes))
 	}
 	l.partialOffset = l.scratchOffset + padded(int64(d.workers)*l.scratchFloats*4)
 }

@@ -42,11 +42,13 @@ func (c *attentionCase) typed(t testing.TB, d *Device, dtype tensor.DType) *devi
 	}
 	g := &device.AttentionGrad{
 		Attention: device.Attention{
-			Q: of(tq, c.heads, c.d, 1), K: of(tk, c.kvHeads, c.d, 2), V: of(tk, c.kvHeads, c.dv, 3), Out: of(tq, c.heads, c.dv, 4),
-			LSE: tensor.OfFloat32(floats(t, d, c.heads*tq+1), c.heads, tq).Permute(1, 0), CuQ: c.cuQ, CuK: c.cuK, KVHead: c.kvHead,
-			Causal: c.causal, Window: c.window, Scale: 1 / math.Sqrt(float64(c.d)),
+			Q: of(tq, c.heads, c.d, 1), K: of(tk, c.kvHeads, c.d, 2), V: of(tk, c.kvHeads, c.dv, 3),
+			Out: of(tq, c.heads, c.dv, 4), LSE: tensor.OfFloat32(floats(t, d, c.heads*tq+1), c.heads, tq).Permute(1, 0),
+			CuQ: c.cuQ, CuK: c.cuK, KVHead: c.kvHead, Causal: c.causal, Window: c.window,
+			Scale: 1 / math.Sqrt(float64(c.d)),
 		},
-		DOut: of(tq, c.heads, c.dv, 5), DQ: of(tq, c.heads, c.d, 6), DK: of(tk, c.kvHeads, c.d, 7), DV: of(tk, c.kvHeads, c.dv, 8),
+		DOut: of(tq, c.heads, c.dv, 5), DQ: of(tq, c.heads, c.d, 6), DK: of(tk, c.kvHeads, c.d, 7),
+		DV: of(tk, c.kvHeads, c.dv, 8),
 	}
 	g.Workspace = workspace(t, d, &g.Attention)
 	return g
@@ -207,11 +209,15 @@ var attentionCases = []attentionCase{
 	{"right", cu(300), cu(300), 2, 1, 16, 16, nil, false, true, &device.Window{Left: -1, Right: 7}},
 	{"none beside itself", cu(211, 30), cu(211, 30), 2, 2, 24, 24, nil, false, false, &device.Window{}},
 	{"sliding", cu(450, 100), cu(450, 100), 4, 2, 40, 40, nil, true, true, &device.Window{Left: 130, Right: 5}},
-	{"sliding, more keys", cu(70, 200), cu(333, 500), 3, 1, 16, 8, nil, true, true, &device.Window{Left: 60, Right: -1}},
-	{"sliding, more queries", cu(333, 220), cu(70, 90), 2, 1, 16, 8, nil, false, true, &device.Window{Left: 20, Right: 33}},
-	{"window beyond the document", cu(70, 1, 0, 130), cu(70, 1, 3, 130), 2, 1, 16, 16, nil, true, true, &device.Window{Left: math.MaxInt64, Right: math.MaxInt64}},
+	{"sliding, more keys", cu(70, 200), cu(333, 500), 3, 1, 16, 8, nil, true, true,
+		&device.Window{Left: 60, Right: -1}},
+	{"sliding, more queries", cu(333, 220), cu(70, 90), 2, 1, 16, 8, nil, false, true,
+		&device.Window{Left: 20, Right: 33}},
+	{"window beyond the document", cu(70, 1, 0, 130), cu(70, 1, 3, 130), 2, 1, 16, 16, nil, true, true,
+		&device.Window{Left: math.MaxInt64, Right: math.MaxInt64}},
 	{"parts, sliding", cu(900, 50), cu(900, 50), 2, 1, 80, 80, nil, true, true, &device.Window{Left: 250, Right: 0}},
-	{"parts, both sides", cu(40, 900), cu(90, 700), 3, 1, 48, 80, nil, false, true, &device.Window{Left: 101, Right: 150}},
+	{"parts, both sides", cu(40, 900), cu(90, 700), 3, 1, 48, 80, nil, false, true,
+		&device.Window{Left: 101, Right: 150}},
 	{"no heads", cu(9), cu(9), 0, 2, 8, 8, []int64{}, true, true, nil},
 }
 
@@ -244,8 +250,10 @@ func testAttention(t *testing.T, c *attentionCase, dtype tensor.DType, forward, 
 			g := c.typed(t, d, dtype)
 			both(t, d, g)
 			compare(t, "out", g.Out, out, forward)
-			compare(t, "lse", tensor.Tensor{Data: g.LSE.Data, DType: tensor.F32, NDim: 3, Shape: [8]int64{g.LSE.Shape[0], g.LSE.Shape[1], 1},
-				Stride: [8]int64{g.LSE.Stride[0], g.LSE.Stride[1], 1}}, lse, 1e-6)
+			compare(t, "lse",
+				tensor.Tensor{Data: g.LSE.Data, DType: tensor.F32, NDim: 3,
+					Shape:  [8]int64{g.LSE.Shape[0], g.LSE.Shape[1], 1},
+					Stride: [8]int64{g.LSE.Stride[0], g.LSE.Stride[1], 1}}, lse, 1e-6)
 			compare(t, "dq", g.DQ, dq, backward)
 			compare(t, "dk", g.DK, dk, backward)
 			compare(t, "dv", g.DV, dv, backward)
@@ -270,7 +278,8 @@ func hash(x ...tensor.Tensor) (h uint64) {
 // The results of a head are bitwise equal for any number of workers and for any other heads.
 func TestAttentionInvariance(t *testing.T) {
 	manySplits(t)
-	c := attentionCase{cuQ: cu(700, 37), cuK: cu(700, 37), heads: 6, kvHeads: 3, d: 64, dv: 64, causal: true, headMajor: true}
+	c := attentionCase{cuQ: cu(700, 37), cuK: cu(700, 37), heads: 6, kvHeads: 3, d: 64, dv: 64, causal: true,
+		headMajor: true}
 	for _, isa := range ISAs() {
 		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
 			testInvariance(t, &c, isa, dtype)
@@ -297,7 +306,9 @@ func testInvariance(t *testing.T, c *attentionCase, isa string, dtype tensor.DTy
 			continue
 		}
 		// Key head 1 with its query heads 2, 3 alone.
-		q, kv := func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 2, 4) }, func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 1, 2) }
+		q, kv := func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 2, 4) }, func(x tensor.Tensor) tensor.Tensor {
+			return x.Slice(1, 1, 2)
+		}
 		before := hash(q(g.Out), q(g.DQ), kv(g.DK), kv(g.DV))
 		one := *g
 		one.Q, one.K, one.V, one.Out, one.LSE = q(g.Q), kv(g.K), kv(g.V), q(g.Out), q(g.LSE)
@@ -323,7 +334,8 @@ func TestAttentionNaN(t *testing.T) {
 					t.Fatalf("%s: out[%d] = %g", isa, i, x)
 				}
 			}
-			if !math.IsNaN(element(g.DQ, 129, 0, 0)) || !math.IsNaN(element(g.DK, 0, 0, 0)) || !math.IsNaN(element(g.DV, 129, 0, 0)) {
+			if !math.IsNaN(element(g.DQ, 129, 0, 0)) || !math.IsNaN(element(g.DK, 0, 0, 0)) ||
+				!math.IsNaN(element(g.DV, 129, 0, 0)) {
 				t.Errorf("%s: a gradient that depends on a NaN is not NaN", isa)
 			}
 		}
@@ -343,7 +355,8 @@ func BenchmarkAttention(b *testing.B) {
 		{"quickstart", cu(2048), 1, 1, 32, true}, {"quickstart", cu(2048), 2, 2, 64, true},
 		{"causal", cu(2048), 8, 8, 64, true}, {"full", cu(2048), 8, 8, 64, false}, {"gqa", cu(2048), 8, 2, 64, true},
 		{"causal", cu(2048), 8, 8, 128, true}, {"full", cu(2048), 8, 8, 128, false},
-		{"packed", packed, 8, 2, 128, true}, {"causal", cu(8192), 8, 8, 64, true}, {"causal", cu(8192), 8, 8, 128, true},
+		{"packed", packed, 8, 2, 128, true}, {"causal", cu(8192), 8, 8, 64, true},
+		{"causal", cu(8192), 8, 8, 128, true},
 	}
 	for _, isa := range ISAs()[:max(1, len(ISAs())-1)] {
 		for _, workers := range []int{1, 2} {
@@ -352,7 +365,8 @@ func BenchmarkAttention(b *testing.B) {
 				n := k.lengths[len(k.lengths)-1]
 				b.Run(fmt.Sprintf("%s/%d/%s-S%d-D%d-H%d", isa, workers, k.name, n, k.d, k.heads), func(b *testing.B) {
 					d := open(b, isa, workers)
-					c := attentionCase{cuQ: k.lengths, cuK: k.lengths, heads: k.heads, kvHeads: k.kv, d: k.d, dv: k.d, causal: k.causal, headMajor: true}
+					c := attentionCase{cuQ: k.lengths, cuK: k.lengths, heads: k.heads, kvHeads: k.kv, d: k.d, dv: k.d,
+						causal: k.causal, headMajor: true}
 					g := c.make(b, d)
 					flops := 0.0
 					for i := 1; i < len(k.lengths); i++ {
@@ -362,7 +376,8 @@ func BenchmarkAttention(b *testing.B) {
 					if k.causal {
 						flops /= 2
 					}
-					wall, cpu := best(b, func() error { return d.AttentionForward(nil, &g.Attention) }, func() error { return d.AttentionBackward(nil, g) })
+					wall, cpu := best(b, func() error { return d.AttentionForward(nil, &g.Attention) },
+						func() error { return d.AttentionBackward(nil, g) })
 					rate := 3.5e-9 * flops / (wall[0] + wall[1])
 					b.ReportMetric(flops/wall[0]*1e-9, "F")
 					b.ReportMetric(2.5*flops/wall[1]*1e-9, "B")

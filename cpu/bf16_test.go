@@ -64,12 +64,14 @@ func TestRoundingOfBF16(t *testing.T) {
 			for i, f := range between {
 				want := tensor.F32ToBF16(f)
 				if rounded[i] != want || i+2 < len(between) && alone[i] != want {
-					t.Fatalf("%#08x rounded is %#04x, alone %#04x, want %#04x", math.Float32bits(f), rounded[i], alone[i], want)
+					t.Fatalf("%#08x rounded is %#04x, alone %#04x, want %#04x", math.Float32bits(f), rounded[i],
+						alone[i], want)
 				}
 			}
 
 			sum, addend := make([]uint16, all-1), make([]uint16, all-1)
-			for _, b := range []float32{float32(math.Copysign(0, -1)), 1, -1.0 / 256, 1.5 / (1 << 126), -3e38, float32(math.Inf(1))} {
+			for _, b := range []float32{float32(math.Copysign(0, -1)), 1, -1.0 / 256, 1.5 / (1 << 126), -3e38,
+				float32(math.Inf(1))} {
 				for i := range addend {
 					addend[i] = tensor.F32ToBF16(b)
 				}
@@ -106,7 +108,8 @@ func TestPairsDifferInBF16Alone(t *testing.T) {
 			for i, isa := range []string{isa, lender} {
 				d := open(t, isa, 2)
 				x := normal(t, d, tensor.F32, m, n)
-				if err := d.Gemm(nil, &device.Gemm{A: normal(t, d, dtype, m, k), B: normal(t, d, dtype, k, n), C: x}); err != nil {
+				if err := d.Gemm(nil,
+					&device.Gemm{A: normal(t, d, dtype, m, k), B: normal(t, d, dtype, k, n), C: x}); err != nil {
 					t.Fatal(err)
 				}
 				g := c.typed(t, d, dtype)
@@ -116,7 +119,8 @@ func TestPairsDifferInBF16Alone(t *testing.T) {
 			}
 			same := dtype == tensor.F32
 			if product[0] == product[1] != same || heads[0] == heads[1] != same || agreed[0] == agreed[1] != same {
-				t.Errorf("%v on %s and %s: products %x, attention %x, kernels %q", dtype, isa, lender, product, heads, agreed)
+				t.Errorf("%v on %s and %s: products %x, attention %x, kernels %q", dtype, isa, lender, product,
+					heads, agreed)
 			}
 		}
 	}

@@ -102,7 +102,8 @@ func (c *check) alike(maxAxes int, operands ...operand) C.int64_t {
 func (c *check) heads(name string, table []int64, heads, keyHeads int64) {
 	switch {
 	case table == nil && heads > 0 && (keyHeads == 0 || heads%keyHeads != 0):
-		c.fail("%d heads for %d key heads; give %s, because the number of key heads does not divide the heads", heads, keyHeads, name)
+		c.fail("%d heads for %d key heads; give %s, because the number of key heads does not divide the heads", heads,
+			keyHeads, name)
 	case table != nil && int64(len(table)) != heads:
 		c.fail("%s has %d entries for %d heads; give one for each head", name, len(table), heads)
 	}

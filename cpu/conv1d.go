@@ -25,7 +25,8 @@ func conv1dShape(c *check, t tensor.DType, a *device.Conv1d) (tokens, channels, 
 	}
 	checkDocuments(c, "Cu", a.Cu, tokens)
 	if c.err == nil && width > C.ULY_SCRATCH_BYTES/C.CONV1D_CHANNEL_BYTES/C.CONV1D_MIN_BLOCK {
-		c.err = status.Errorf(status.Unsupported, "cpu.%s: width %d is not supported; use at most %d", c.op, width, C.ULY_SCRATCH_BYTES/C.CONV1D_CHANNEL_BYTES/C.CONV1D_MIN_BLOCK)
+		c.err = status.Errorf(status.Unsupported, "cpu.%s: width %d is not supported; use at most %d", c.op, width,
+			C.ULY_SCRATCH_BYTES/C.CONV1D_CHANNEL_BYTES/C.CONV1D_MIN_BLOCK)
 	}
 	return tokens, channels, width
 }
@@ -56,8 +57,9 @@ func (d *Device) Conv1dForward(_ device.Stream, a *device.Conv1d) error {
 	block := conv1dBlock(channels, width, 1)
 	perTask := max(1, grain/2/min(block, channels))
 	*(*C.conv1d_args)(d.args) = C.conv1d_args{x: a.X.Data, w: a.W.Data, before: a.Before.Data, y: a.Y.Data, bf16: bf16,
-		cu: (*C.int64_t)(&a.Cu[0]), documents: C.int64_t(len(a.Cu) - 1), tokens: C.int64_t(tokens), channels: C.int64_t(channels), width: C.int64_t(width),
-		x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]),
+		cu: (*C.int64_t)(&a.Cu[0]), documents: C.int64_t(len(a.Cu) - 1), tokens: C.int64_t(tokens),
+		channels: C.int64_t(channels), width: C.int64_t(width), x_row: C.int64_t(a.X.Stride[0]),
+		before_row: C.int64_t(a.Before.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]),
 		block: C.int64_t(block), per_task: C.int64_t(perTask)}
 	return d.run(C.K_conv1d_forward, ceilDiv(channels, block)*ceilDiv(tokens, perTask))
 }
@@ -85,9 +87,10 @@ func (d *Device) Conv1dBackward(_ device.Stream, a *device.Conv1dGrad) error {
 		cu = noDocuments
 	}
 	block := conv1dBlock(channels, width, conv1dTasks)
-	*(*C.conv1d_grad_args)(d.args) = C.conv1d_grad_args{x: a.X.Data, w: a.W.Data, before: a.Before.Data, dy: a.DY.Data, bf16: bf16,
-		dx: a.DX.Data, dw: floatsOf(a.DW), dbefore: a.DBefore.Data, cu: (*C.int64_t)(&cu[0]), documents: C.int64_t(len(cu) - 1),
-		channels: C.int64_t(channels), width: C.int64_t(width), x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]),
-		dy_row: C.int64_t(a.DY.Stride[0]), dx_row: C.int64_t(a.DX.Stride[0]), dbefore_row: C.int64_t(a.DBefore.Stride[0]), block: C.int64_t(block)}
+	*(*C.conv1d_grad_args)(d.args) = C.conv1d_grad_args{x: a.X.Data, w: a.W.Data, before: a.Before.Data, dy: a.DY.Data,
+		bf16: bf16, dx: a.DX.Data, dw: floatsOf(a.DW), dbefore: a.DBefore.Data, cu: (*C.int64_t)(&cu[0]),
+		documents: C.int64_t(len(cu) - 1), channels: C.int64_t(channels), width: C.int64_t(width),
+		x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]), dy_row: C.int64_t(a.DY.Stride[0]),
+		dx_row: C.int64_t(a.DX.Stride[0]), dbefore_row: C.int64_t(a.DBefore.Stride[0]), block: C.int64_t(block)}
 	return d.run(C.K_conv1d_backward, ceilDiv(channels, block))
 }

@@ -17,7 +17,8 @@ import (
 func TestConv1dOfGreatWidth(t *testing.T) {
 	d := open(t, "", 2)
 	const tokens, channels, width = 9, 40, 3000
-	x, y, w, before := floats(t, d, tokens*channels), floats(t, d, tokens*channels), floats(t, d, channels*width), floats(t, d, (width-1)*channels)
+	x, y, w, before := floats(t, d, tokens*channels), floats(t, d, tokens*channels), floats(t, d, channels*width),
+		floats(t, d, (width-1)*channels)
 	for i := range w {
 		w[i] = float32(math.Sin(float64(i * i)))
 	}
@@ -27,8 +28,8 @@ func TestConv1dOfGreatWidth(t *testing.T) {
 	for i := range x {
 		x[i] = float32(math.Sin(float64(i)))
 	}
-	a := device.Conv1d{X: tensor.OfFloat32(x, tokens, channels), Y: tensor.OfFloat32(y, tokens, channels), W: tensor.OfFloat32(w, channels, width),
-		Before: tensor.OfFloat32(before, width-1, channels), Cu: cu(5, 4)}
+	a := device.Conv1d{X: tensor.OfFloat32(x, tokens, channels), Y: tensor.OfFloat32(y, tokens, channels),
+		W: tensor.OfFloat32(w, channels, width), Before: tensor.OfFloat32(before, width-1, channels), Cu: cu(5, 4)}
 	if err := d.Conv1dForward(nil, &a); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,8 @@ func TestConv1dOfGreatWidth(t *testing.T) {
 		}
 	}
 	dx, dw, dbefore := make([]float32, len(x)), make([]float32, len(w)), make([]float32, len(before))
-	grad := device.Conv1dGrad{Conv1d: a, DY: a.X, DX: tensor.OfFloat32(dx, tokens, channels), DW: tensor.OfFloat32(dw, channels, width),
+	grad := device.Conv1dGrad{Conv1d: a, DY: a.X, DX: tensor.OfFloat32(dx, tokens, channels),
+		DW:      tensor.OfFloat32(dw, channels, width),
 		DBefore: tensor.OfFloat32(dbefore, width-1, channels)}
 	if err := d.Conv1dBackward(nil, &grad); err != nil {
 		t.Fatal(err)
@@ -78,15 +80,19 @@ func TestNoAllocationOfSmallOperations(t *testing.T) {
 	convGrad := device.Conv1dGrad{Conv1d: conv, DY: f(70, 120), DX: f(70, 120), DW: f(120, 4), DBefore: f(3, 120)}
 	a, b, h := f(70, 3), f(70, 3), f(3)
 	gates := device.DeltaGates{A: a, B: b, ALog: h, DtBias: h, G: f(70, 3), Beta: f(70, 3)}
-	gatesGrad := device.DeltaGatesGrad{A: a, B: b, ALog: h, DtBias: h, DG: gates.G, DBeta: gates.Beta, DA: a, DB: b, DALog: f(3), DDtBias: f(3)}
+	gatesGrad := device.DeltaGatesGrad{A: a, B: b, ALog: h, DtBias: h, DG: gates.G, DBeta: gates.Beta, DA: a, DB: b,
+		DALog: f(3), DDtBias: f(3)}
 	norm := device.GatedRMSNorm{X: x, Gate: y, Y: x, W: w, RStd: rows, Eps: 1e-6}
-	normGrad := device.GatedRMSNormGrad{X: x, Gate: y, W: w, RStd: rows, DY: f(70, 3, 40), DX: f(70, 3, 40), DGate: y, DW: f(40)}
+	normGrad := device.GatedRMSNormGrad{X: x, Gate: y, W: w, RStd: rows, DY: f(70, 3, 40), DX: f(70, 3, 40), DGate: y,
+		DW: f(40)}
 	gate := device.SigmoidGate{X: x, Gate: y, Y: x}
 	gateGrad := device.SigmoidGateGrad{X: x, Gate: y, DY: x, DX: x, DGate: y}
 	n := testing.AllocsPerRun(20, func() {
 		for _, err := range [...]error{
-			d.Conv1dForward(nil, &conv), d.Conv1dBackward(nil, &convGrad), d.DeltaGatesForward(nil, &gates), d.DeltaGatesBackward(nil, &gatesGrad),
-			d.GatedRMSNormForward(nil, &norm), d.GatedRMSNormBackward(nil, &normGrad), d.SigmoidGateForward(nil, &gate), d.SigmoidGateBackward(nil, &gateGrad),
+			d.Conv1dForward(nil, &conv), d.Conv1dBackward(nil, &convGrad), d.DeltaGatesForward(nil, &gates),
+			d.DeltaGatesBackward(nil, &gatesGrad), d.GatedRMSNormForward(nil, &norm),
+			d.GatedRMSNormBackward(nil, &normGrad), d.SigmoidGateForward(nil, &gate),
+			d.SigmoidGateBackward(nil, &gateGrad),
 		} {
 			if err != nil {
 				t.Fatal(err)

@@ -50,11 +50,14 @@ func (d *Device) Copy(_ device.Stream, dst, src tensor.Tensor) error {
 	defer runtime.KeepAlive(dst.Data)
 	defer runtime.KeepAlive(src.Data)
 	if dst.Where != tensor.Host || src.Where != tensor.Host || dst.NDim != src.NDim || dst.Shape != src.Shape {
-		return status.Errorf(status.InvalidArgument, "cpu.Copy: src is %v, dst is %v; both must be host memory of the same shape", src, dst)
+		return status.Errorf(status.InvalidArgument,
+			"cpu.Copy: src is %v, dst is %v; both must be host memory of the same shape", src, dst)
 	}
 	kind, ok := copyKind(dst.DType, src.DType)
 	if !ok {
-		return status.Errorf(status.Unsupported, "cpu.Copy: src is %v, dst is %v; supported casts are F32 to and from BF16 and F64, and F16 to F32", src, dst)
+		return status.Errorf(status.Unsupported,
+			"cpu.Copy: src is %v, dst is %v; supported casts are F32 to and from BF16 and F64, and F16 to F32",
+			src, dst)
 	}
 	p := merge(dst, src)
 	p.fewStreams()
@@ -112,7 +115,8 @@ func (d *Device) transpose(p *plane, dst, src tensor.Tensor) (tasks int64, ok bo
 func (d *Device) Fill(_ device.Stream, dst tensor.Tensor, value float64) error {
 	defer runtime.KeepAlive(dst.Data)
 	if dst.Where != tensor.Host || dst.IsNil() || dst.DType == tensor.F16 {
-		return status.Errorf(status.InvalidArgument, "cpu.Fill: dst is %v; want host memory of a type other than F16", dst)
+		return status.Errorf(status.InvalidArgument, "cpu.Fill: dst is %v; want host memory of a type other than F16",
+			dst)
 	}
 	var bits uint64
 	switch dst.DType {

@@ -35,13 +35,16 @@ func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	}
 	for t, target := range a.Targets.Int32s() {
 		if target != C.CROSS_IGNORED && (target < 0 || int64(target) >= vocab) {
-			return status.Errorf(status.Internal, "cpu.CrossEntropy: row %d has target %d and %d logits; the data reader should have refused this target",
+			return status.Errorf(status.Internal,
+				"cpu.CrossEntropy: row %d has target %d and %d logits; the data reader should have refused this target",
 				t, target, vocab)
 		}
 	}
 	perTask := max(1, grain/4/max(1, vocab))
-	*(*C.cross_args)(d.args) = C.cross_args{logits: floatsOf(a.Logits), targets: (*C.int32_t)(a.Targets.Data), nll: floatsOf(a.NLL),
-		dlogits: a.DLogits.Data, bf16: bf16, rows: C.int64_t(rows), vocab: C.int64_t(vocab), logits_row: C.int64_t(a.Logits.Stride[0]),
-		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per_task: C.int64_t(perTask), scale: C.double(a.GradScale), softcap: C.double(a.Softcap)}
+	*(*C.cross_args)(d.args) = C.cross_args{logits: floatsOf(a.Logits), targets: (*C.int32_t)(a.Targets.Data),
+		nll: floatsOf(a.NLL), dlogits: a.DLogits.Data, bf16: bf16, rows: C.int64_t(rows), vocab: C.int64_t(vocab),
+		logits_row: C.int64_t(a.Logits.Stride[0]), dlogits_row: C.int64_t(a.DLogits.Stride[0]),
+		per_task: C.int64_t(perTask), scale: C.double(a.GradScale),
+		softcap: C.double(a.Softcap)}
 	return d.run(C.K_cross_entropy, ceilDiv(rows, perTask))
 }

@@ -162,8 +162,8 @@ func (d *Device) deltaArgs(a *device.GatedDelta, l *deltaLayout, bf16 C.int64_t)
 	p := (*C.delta_args)(d.args)
 	*p = C.delta_args{
 		q: a.Q.Data, k: a.K.Data, v: a.V.Data, g: floatsOf(a.G), beta: floatsOf(a.Beta), out: a.Out.Data, bf16: bf16,
-		heads: C.int64_t(a.V.Shape[1]), key_heads: C.int64_t(a.K.Shape[1]), d_k: C.int64_t(a.K.Shape[2]), d_v: C.int64_t(a.V.Shape[2]),
-		tokens: C.int64_t(a.V.Shape[0]), scale: C.float(a.Scale),
+		heads: C.int64_t(a.V.Shape[1]), key_heads: C.int64_t(a.K.Shape[1]), d_k: C.int64_t(a.K.Shape[2]),
+		d_v: C.int64_t(a.V.Shape[2]), tokens: C.int64_t(a.V.Shape[0]), scale: C.float(a.Scale),
 		state_in: floatsOf(a.StateIn), state_out: floatsOf(a.StateOut), from_out: C.int64_t(documents),
 		saved: floatsOf(a.Saved), saved_floats: C.int64_t(l.savedFloats),
 	}

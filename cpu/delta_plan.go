@@ -73,7 +73,8 @@ func (d *Device) planDelta(a *device.GatedDelta, scratch int64, sums bool, memor
 	}
 	if memory != nil {
 		l.divideDocuments(a.Cu, memory)
-		writeHeadTables(unsafe.Add(memory, l.keyHeadOffset), unsafe.Add(memory, l.firstOffset), a.KeyHead, heads, keyHeads)
+		writeHeadTables(unsafe.Add(memory, l.keyHeadOffset), unsafe.Add(memory, l.firstOffset), a.KeyHead, heads,
+			keyHeads)
 	}
 	return l
 }
@@ -97,7 +98,8 @@ func (l *deltaLayout) divideDocuments(cu []int64, memory unsafe.Pointer) {
 		}
 		room -= n
 		if memory != nil {
-			*index[C.delta_document](memory, l.documents) = C.delta_document{t0: C.int64_t(cu[i]), t1: C.int64_t(cu[i+1]), index: C.int64_t(i), states: C.int64_t(l.states)}
+			*index[C.delta_document](memory, l.documents) = C.delta_document{t0: C.int64_t(cu[i]),
+				t1: C.int64_t(cu[i+1]), index: C.int64_t(i), states: C.int64_t(l.states)}
 		}
 		l.documents++
 		l.states += (n - 1) / l.chunk

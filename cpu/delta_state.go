@@ -72,7 +72,8 @@ func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error
 
 // planRange returns the layout for a range of tokens, which is one document, and writes its tables
 // to the workspace. values gives the number of value heads and of their features.
-func (d *Device) planRange(c *check, k, values tensor.Tensor, keyHead []int64, chunk int64, workspace tensor.Tensor) deltaLayout {
+func (d *Device) planRange(c *check, k, values tensor.Tensor, keyHead []int64, chunk int64,
+	workspace tensor.Tensor) deltaLayout {
 	if k.Shape[2] < 1 || values.Shape[2] < 1 {
 		c.fail("keys have %d features and values %d; both need at least 1", k.Shape[2], values.Shape[2])
 	}
@@ -91,7 +92,8 @@ func (d *Device) planRange(c *check, k, values tensor.Tensor, keyHead []int64, c
 func rangeArgs(k, values, g, beta tensor.Tensor) C.delta_args {
 	p := C.delta_args{
 		k: k.Data, g: floatsOf(g), beta: floatsOf(beta),
-		heads: C.int64_t(values.Shape[1]), key_heads: C.int64_t(k.Shape[1]), d_k: C.int64_t(k.Shape[2]), d_v: C.int64_t(values.Shape[2]),
+		heads: C.int64_t(values.Shape[1]), key_heads: C.int64_t(k.Shape[1]), d_k: C.int64_t(k.Shape[2]),
+		d_v:    C.int64_t(values.Shape[2]),
 		tokens: C.int64_t(values.Shape[0]),
 	}
 	p.k_t, p.k_h = strides(k)

@@ -35,8 +35,8 @@ func (c *deltaCase) data(seed uint64) *deltaData {
 	}
 	t, state := c.T(), c.Hv*c.Dk*c.Dv
 	k := 1 / math.Sqrt(float64(c.Dk))
-	x := &deltaData{normal(t*c.Hk*c.Dk, 1), normal(t*c.Hk*c.Dk, k), normal(t*c.Hv*c.Dv, 1), normal(t*c.Hv, 1), normal(t*c.Hv, 1), normal(c.In*state, 1),
-		normal(t*c.Hv*c.Dv, 1), normal(c.Out*state, 1)}
+	x := &deltaData{normal(t*c.Hk*c.Dk, 1), normal(t*c.Hk*c.Dk, k), normal(t*c.Hv*c.Dv, 1), normal(t*c.Hv, 1),
+		normal(t*c.Hv, 1), normal(c.In*state, 1), normal(t*c.Hv*c.Dv, 1), normal(c.Out*state, 1)}
 	for i := range x.g {
 		x.g[i] = -float32(c.decay * r.Float64())
 		x.beta[i] = float32(1 / (1 + math.Exp(-float64(x.beta[i]))))
@@ -80,11 +80,14 @@ func (c *deltaCase) make(t testing.TB, d *Device, x *deltaData) *device.GatedDel
 		keys = c.Hv
 	}
 	g := &device.GatedDeltaGrad{
-		GatedDelta: device.GatedDelta{Q: of(x.q, c.Hk, c.Dk), K: of(x.k, c.Hk, c.Dk), V: of(x.v, c.Hv, c.Dv), Out: of(nil, c.Hv, c.Dv),
-			G: of(x.g, c.Hv, 1).Select(2, 0), Beta: of(x.beta, c.Hv, 1).Select(2, 0), Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale,
-			Chunk: c.chunk, StateIn: states(x.in, c.In), StateOut: states(nil, c.Out)},
-		DOut: of(x.dout, c.Hv, c.Dv), DStateOut: states(x.dlast, c.Out), DQ: of(nil, keys, c.Dk), DK: of(nil, keys, c.Dk), DV: of(nil, c.Hv, c.Dv),
-		DG: of(nil, c.Hv, 1).Select(2, 0), DBeta: of(nil, c.Hv, 1).Select(2, 0), DStateIn: states(nil, c.In), PerHead: c.perHead,
+		GatedDelta: device.GatedDelta{Q: of(x.q, c.Hk, c.Dk), K: of(x.k, c.Hk, c.Dk), V: of(x.v, c.Hv, c.Dv),
+			Out: of(nil, c.Hv, c.Dv), G: of(x.g, c.Hv, 1).Select(2, 0), Beta: of(x.beta, c.Hv, 1).Select(2, 0),
+			Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk, StateIn: states(x.in, c.In),
+			StateOut: states(nil, c.Out)},
+		DOut: of(x.dout, c.Hv, c.Dv), DStateOut: states(x.dlast, c.Out), DQ: of(nil, keys, c.Dk),
+		DK: of(nil, keys, c.Dk), DV: of(nil, c.Hv, c.Dv), DG: of(nil, c.Hv, 1).Select(2, 0),
+		DBeta: of(nil, c.Hv, 1).Select(2, 0), DStateIn: states(nil, c.In),
+		PerHead: c.perHead,
 	}
 	sizes := d.GatedDeltaSizes(&g.GatedDelta)
 	g.Saved, g.Workspace = bytes(t, d, sizes.Saved), bytes(t, d, max(sizes.Forward, sizes.Backward, sizes.State))
@@ -162,31 +165,42 @@ func deltaWant[T ref.Float](c *deltaCase, x *deltaData) map[string][]float64 {
 		}
 		return y
 	}
-	q, k, v, g, beta, in, dout, dlast := to(x.q), to(x.k), to(x.v), to(x.g), to(x.beta), to(x.in), to(x.dout), to(x.dlast)
+	q, k, v, g, beta, in, dout, dlast := to(x.q), to(x.k), to(x.v), to(x.g), to(x.beta), to(x.in), to(x.dout),
+		to(x.dlast)
 	out, last := ref.GatedDeltaForward(&c.GatedDelta, q, k, v, g, beta, in)
 	b := ref.GatedDeltaBackward(&c.GatedDelta, q, k, v, g, beta, in, dout, dlast)
 	if !c.perHead {
 		b.DQ, b.DK = ref.KeySum(&c.GatedDelta, b.DQ), ref.KeySum(&c.GatedDelta, b.DK)
 	}
-	return map[string][]float64{"out": from(out), "state_out": from(last), "dq": from(b.DQ), "dk": from(b.DK), "dv": from(b.DV), "dg": from(b.DG),
+	return map[string][]float64{"out": from(out), "state_out": from(last), "dq": from(b.DQ), "dk": from(b.DK),
+		"dv": from(b.DV), "dg": from(b.DG),
 		"dbeta": from(b.DBeta), "dstate_in": from(b.DState)}
 }
 
 func deltaGot(g *device.GatedDeltaGrad) map[string][]float64 {
-	return map[string][]float64{"out": values(g.Out), "state_out": values(g.StateOut), "dq": values(g.DQ), "dk": values(g.DK), "dv": values(g.DV),
+	return map[string][]float64{"out": values(g.Out), "state_out": values(g.StateOut), "dq": values(g.DQ),
+		"dk": values(g.DK), "dv": values(g.DV),
 		"dg": values(g.DG), "dbeta": values(g.DBeta), "dstate_in": values(g.DStateIn)}
 }
 
 var deltaCases = map[string]deltaCase{
-	"one":           {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 1, Dv: 1, Cu: cu(1), Scale: 1}, decay: 1},
-	"plain":         {GatedDelta: ref.GatedDelta{Hk: 2, Hv: 2, Dk: 32, Dv: 32, Cu: cu(200), Scale: .2, L2Norm: true}, decay: .1},
-	"odd":           {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 3, Dk: 19, Dv: 37, Cu: cu(131), Scale: 1, In: 1, Out: 1}, decay: .3, headMajor: true},
-	"documents":     {GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 16, Dv: 24, Cu: cu(0, 1, 64, 0, 65, 3, 129, 0), Scale: .3, L2Norm: true, In: 4, Out: 5}, decay: 1},
-	"small chunks":  {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 24, Dv: 8, Cu: cu(100, 17), Scale: .3, In: 2, Out: 2}, chunk: 16, decay: .2, headMajor: true},
-	"uneven groups": {GatedDelta: ref.GatedDelta{Hk: 4, Hv: 4, Dk: 8, Dv: 48, Cu: cu(90), KeyHead: []int64{1, 1, 1, 2}, Scale: .3, Out: 1}, decay: .2},
-	"per head":      {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 40, Dv: 16, Cu: cu(33, 40), Scale: .3, L2Norm: true}, decay: .2, perHead: true},
-	"strong":        {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 32, Dv: 32, Cu: cu(150), Scale: .3, L2Norm: true, In: 1, Out: 1}, decay: 20},
-	"wide":          {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 130, Dv: 100, Cu: cu(160), Scale: .1, L2Norm: true, Out: 1}, decay: .05},
+	"one": {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 1, Dv: 1, Cu: cu(1), Scale: 1}, decay: 1},
+	"plain": {GatedDelta: ref.GatedDelta{Hk: 2, Hv: 2, Dk: 32, Dv: 32, Cu: cu(200), Scale: .2, L2Norm: true},
+		decay: .1},
+	"odd": {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 3, Dk: 19, Dv: 37, Cu: cu(131), Scale: 1, In: 1, Out: 1},
+		decay: .3, headMajor: true},
+	"documents": {GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 16, Dv: 24, Cu: cu(0, 1, 64, 0, 65, 3, 129, 0),
+		Scale: .3, L2Norm: true, In: 4, Out: 5}, decay: 1},
+	"small chunks": {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 24, Dv: 8, Cu: cu(100, 17), Scale: .3, In: 2,
+		Out: 2}, chunk: 16, decay: .2, headMajor: true},
+	"uneven groups": {GatedDelta: ref.GatedDelta{Hk: 4, Hv: 4, Dk: 8, Dv: 48, Cu: cu(90), KeyHead: []int64{1, 1, 1, 2},
+		Scale: .3, Out: 1}, decay: .2},
+	"per head": {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 40, Dv: 16, Cu: cu(33, 40), Scale: .3, L2Norm: true},
+		decay: .2, perHead: true},
+	"strong": {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 32, Dv: 32, Cu: cu(150), Scale: .3, L2Norm: true,
+		In: 1, Out: 1}, decay: 20},
+	"wide": {GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 130, Dv: 100, Cu: cu(160), Scale: .1, L2Norm: true,
+		Out: 1}, decay: .05},
 }
 
 func TestGatedDelta(t *testing.T) {
@@ -202,7 +216,8 @@ func TestGatedDelta(t *testing.T) {
 			bothDelta(t, d, g)
 			for what, got := range deltaGot(g) {
 				// the tolerances of the conformance suite
-				if e, p := deltaError(got, want[what]), deltaError(plain[what], want[what]); !(e <= max(2*p, 4.0/(1<<23))) || !(e <= 2e-5) {
+				if e, p := deltaError(got, want[what]),
+					deltaError(plain[what], want[what]); !(e <= max(2*p, 4.0/(1<<23))) || !(e <= 2e-5) {
 					t.Errorf("%s, %s: %s: error %.2e, the recurrence's in f32 %.2e", name, isa, what, e, p)
 				}
 			}
@@ -213,7 +228,8 @@ func TestGatedDelta(t *testing.T) {
 // With one feature, the gradient through the norm is 1e-6 of the incoming gradient. It has an error
 // of at most 2e-5 as well, although the subtraction in F32 would leave only rounding errors.
 func TestGatedDeltaOfOneFeature(t *testing.T) {
-	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 1, Dv: 24, Cu: cu(1, 70), Scale: 1, L2Norm: true}, decay: .3}
+	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 1, Dv: 24, Cu: cu(1, 70), Scale: 1, L2Norm: true},
+		decay: .3}
 	x := c.data(1)
 	want := deltaWant[float64](&c, x)
 	for _, isa := range ISAs() {
@@ -231,7 +247,8 @@ func TestGatedDeltaOfOneFeature(t *testing.T) {
 // Results are bitwise equal for any number of workers, with and without other heads, with PerHead,
 // for any position of a document, and in each of many repetitions.
 func TestGatedDeltaInvariance(t *testing.T) {
-	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 32, Dv: 48, Cu: cu(37, 150), Scale: .3, L2Norm: true}, decay: .3}
+	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 32, Dv: 48, Cu: cu(37, 150), Scale: .3, L2Norm: true},
+		decay: .3}
 	x := c.data(1)
 	of := func(g *device.GatedDeltaGrad) (all []float64) {
 		for _, t := range []tensor.Tensor{g.Out, g.DQ, g.DK, g.DV, g.DG, g.DBeta} {
@@ -255,14 +272,17 @@ func TestGatedDeltaInvariance(t *testing.T) {
 			// The second document and the second key head alone.
 			one := *g
 			half := func(y tensor.Tensor, n int64) tensor.Tensor { return y.Slice(0, 37, 187).Slice(1, n/2, n) }
-			before := append(append(append(values(half(g.Out, 4)), values(half(g.DQ, 2))...), values(half(g.DK, 2))...), values(half(g.DG, 4))...)
+			before := append(append(append(values(half(g.Out, 4)), values(half(g.DQ, 2))...), values(half(g.DK, 2))...),
+				values(half(g.DG, 4))...)
 			one.Cu = cu(150)
 			one.Q, one.K, one.DQ, one.DK = half(g.Q, 2), half(g.K, 2), half(g.DQ, 2), half(g.DK, 2)
-			one.V, one.G, one.Beta, one.Out, one.DOut = half(g.V, 4), half(g.G, 4), half(g.Beta, 4), half(g.Out, 4), half(g.DOut, 4)
+			one.V, one.G, one.Beta, one.Out, one.DOut = half(g.V, 4), half(g.G, 4), half(g.Beta, 4), half(g.Out, 4),
+				half(g.DOut, 4)
 			one.DV, one.DG, one.DBeta = half(g.DV, 4), half(g.DG, 4), half(g.DBeta, 4)
 			one.Workspace = bytes(t, d, d.GatedDeltaSizes(&one.GatedDelta).Backward)
 			bothDelta(t, d, &one)
-			if after := append(append(append(values(one.Out), values(one.DQ)...), values(one.DK)...), values(one.DG)...); !slices.Equal(before, after) {
+			if after := append(append(append(values(one.Out), values(one.DQ)...), values(one.DK)...),
+				values(one.DG)...); !slices.Equal(before, after) {
 				t.Fatalf("%s: the results of a document and a head depend on other documents or heads", isa)
 			}
 			// dq of each value head, added up.
@@ -337,14 +357,16 @@ func TestGatedDeltaBound(t *testing.T) {
 	for range 300 {
 		tokens, docs := 1+r.Int64N(3000), []int{1, 2, 3, 40}[r.IntN(4)]
 		typ := []tensor.DType{tensor.F32, tensor.BF16}[r.IntN(2)]
-		a := device.GatedDelta{K: tensor.Of(nil, typ, tokens, 1+r.Int64N(2), 1+r.Int64N(130)), V: tensor.Of(nil, typ, tokens, 4, 1+r.Int64N(130)), Chunk: r.Int64N(2) * 48}
+		a := device.GatedDelta{K: tensor.Of(nil, typ, tokens, 1+r.Int64N(2), 1+r.Int64N(130)),
+			V: tensor.Of(nil, typ, tokens, 4, 1+r.Int64N(130)), Chunk: r.Int64N(2) * 48}
 		most := d.GatedDeltaSizes(&a)
 		a.Cu = make([]int64, docs+1)
 		for i := 1; i < docs; i++ {
 			a.Cu[i] = a.Cu[i-1] + r.Int64N(tokens-a.Cu[i-1]+1)
 		}
 		a.Cu[docs] = tokens
-		if n := d.GatedDeltaSizes(&a); n.Saved > most.Saved || n.Forward > most.Forward || n.Backward > most.Backward || n.State > most.State {
+		if n := d.GatedDeltaSizes(&a); n.Saved > most.Saved || n.Forward > most.Forward || n.Backward > most.Backward ||
+			n.State > most.State {
 			t.Fatalf("%d tokens, documents %v: %+v, bound %+v", tokens, a.Cu, n, most)
 		}
 	}
@@ -352,25 +374,29 @@ func TestGatedDeltaBound(t *testing.T) {
 
 // DeltaState and DeltaStateGrad agree with the reference.
 func TestDeltaState(t *testing.T) {
-	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 24, Dv: 40, Cu: cu(150), Scale: .3, L2Norm: true}, decay: .1, headMajor: true}
+	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 24, Dv: 40, Cu: cu(150), Scale: .3, L2Norm: true},
+		decay: .1, headMajor: true}
 	x := c.data(1)
 	state, transition := ref.DeltaState(&c.GatedDelta, wide(x.k), wide(x.v), wide(x.g), wide(x.beta))
 	grad := ref.DeltaStateGrad(&c.GatedDelta, wide(x.q), wide(x.k), wide(x.g), wide(x.beta), wide(x.dout))
 	for _, isa := range ISAs() {
 		d := open(t, isa, 2)
 		g := c.make(t, d, x)
-		s := device.DeltaState{K: g.K, V: g.V, G: g.G, Beta: g.Beta, L2Norm: true, Workspace: g.Workspace, State: tensor.OfFloat32(floats(t, d, 4*24*40), 4, 24, 40),
+		s := device.DeltaState{K: g.K, V: g.V, G: g.G, Beta: g.Beta, L2Norm: true, Workspace: g.Workspace,
+			State:      tensor.OfFloat32(floats(t, d, 4*24*40), 4, 24, 40),
 			Transition: tensor.OfFloat32(floats(t, d, 4*24*24), 4, 24, 24)}
-		b := device.DeltaStateGrad{Q: g.Q, K: g.K, G: g.G, Beta: g.Beta, DOut: g.DOut, L2Norm: true, Scale: c.Scale, Workspace: g.Workspace,
-			DState: tensor.OfFloat32(floats(t, d, 4*24*40+1), 4, 24, 40)}
+		b := device.DeltaStateGrad{Q: g.Q, K: g.K, G: g.G, Beta: g.Beta, DOut: g.DOut, L2Norm: true, Scale: c.Scale,
+			Workspace: g.Workspace,
+			DState:    tensor.OfFloat32(floats(t, d, 4*24*40+1), 4, 24, 40)}
 		if err := d.DeltaState(nil, &s); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.DeltaStateGrad(nil, &b); err != nil {
 			t.Fatal(err)
 		}
-		for name, e := range map[string]float64{"state": deltaError(values(s.State), state), "transition": deltaError(values(s.Transition), transition),
-			"dstate": deltaError(values(b.DState), grad)} {
+		for name, e := range map[string]float64{"state": deltaError(values(s.State), state),
+			"transition": deltaError(values(s.Transition), transition),
+			"dstate":     deltaError(values(b.DState), grad)} {
 			if !(e <= 1e-6) {
 				t.Errorf("%s: %s: error %.2e", isa, name, e)
 			}

@@ -50,10 +50,11 @@ func (d *Device) DeltaGatesForward(_ device.Stream, a *device.DeltaGates) error 
 		return c.err
 	}
 	perTask := max(1, grain/8/heads)
-	*(*C.delta_gates_args)(d.args) = C.delta_gates_args{a: a.A.Data, b: a.B.Data, alog: a.ALog.Data, bias: a.DtBias.Data,
-		g: floatsOf(a.G), beta: floatsOf(a.Beta), rows: C.int64_t(rows), heads: C.int64_t(heads), per_task: C.int64_t(perTask),
-		bf16: bf16, alog_bf16: alogBF16, bias_bf16: biasBF16,
-		a_row: C.int64_t(a.A.Stride[0]), b_row: C.int64_t(a.B.Stride[0]), g_row: C.int64_t(a.G.Stride[0]), beta_row: C.int64_t(a.Beta.Stride[0])}
+	*(*C.delta_gates_args)(d.args) = C.delta_gates_args{a: a.A.Data, b: a.B.Data, alog: a.ALog.Data,
+		bias: a.DtBias.Data, g: floatsOf(a.G), beta: floatsOf(a.Beta), rows: C.int64_t(rows), heads: C.int64_t(heads),
+		per_task: C.int64_t(perTask), bf16: bf16, alog_bf16: alogBF16, bias_bf16: biasBF16,
+		a_row: C.int64_t(a.A.Stride[0]), b_row: C.int64_t(a.B.Stride[0]), g_row: C.int64_t(a.G.Stride[0]),
+		beta_row: C.int64_t(a.Beta.Stride[0])}
 	return d.run(C.K_delta_gates_forward, ceilDiv(rows, perTask))
 }
 
@@ -78,16 +79,18 @@ func (d *Device) DeltaGatesBackward(_ device.Stream, a *device.DeltaGatesGrad) e
 		n := min(gateHeads, heads-lo)
 		at := func(t *tensor.Tensor) unsafe.Pointer { return t.Slice(int(t.NDim)-1, lo, lo+n).Data }
 		floatsAt := func(t *tensor.Tensor) *C.float { return (*C.float)(at(t)) }
-		*(*C.delta_gates_grad_args)(d.args) = C.delta_gates_grad_args{a: at(&a.A), b: at(&a.B), alog: at(&a.ALog), bias: at(&a.DtBias),
-			dg: floatsAt(&a.DG), dbeta: floatsAt(&a.DBeta), da: at(&a.DA), db: at(&a.DB), partial: (*C.float)(d.scratch),
-			rows: C.int64_t(rows), heads: C.int64_t(n), splits: C.int64_t(splits),
+		*(*C.delta_gates_grad_args)(d.args) = C.delta_gates_grad_args{a: at(&a.A), b: at(&a.B), alog: at(&a.ALog),
+			bias: at(&a.DtBias), dg: floatsAt(&a.DG), dbeta: floatsAt(&a.DBeta), da: at(&a.DA), db: at(&a.DB),
+			partial: (*C.float)(d.scratch), rows: C.int64_t(rows), heads: C.int64_t(n), splits: C.int64_t(splits),
 			bf16: bf16, alog_bf16: alogBF16, bias_bf16: biasBF16,
 			a_row: C.int64_t(a.A.Stride[0]), b_row: C.int64_t(a.B.Stride[0]), dg_row: C.int64_t(a.DG.Stride[0]),
-			dbeta_row: C.int64_t(a.DBeta.Stride[0]), da_row: C.int64_t(a.DA.Stride[0]), db_row: C.int64_t(a.DB.Stride[0])}
+			dbeta_row: C.int64_t(a.DBeta.Stride[0]), da_row: C.int64_t(a.DA.Stride[0]),
+			db_row: C.int64_t(a.DB.Stride[0])}
 		if err := d.run(C.K_delta_gates_backward, splits); err != nil {
 			return err
 		}
-		*(*C.delta_gates_fold_args)(d.args) = C.delta_gates_fold_args{partial: (*C.float)(d.scratch), dalog: floatsAt(&a.DALog), dbias: floatsAt(&a.DDtBias),
+		*(*C.delta_gates_fold_args)(d.args) = C.delta_gates_fold_args{partial: (*C.float)(d.scratch),
+			dalog: floatsAt(&a.DALog), dbias: floatsAt(&a.DDtBias),
 			heads: C.int64_t(n), splits: C.int64_t(splits)}
 		if err := d.run(C.K_delta_gates_fold, 1); err != nil {
 			return err

@@ -36,12 +36,15 @@ func TestDenormals(t *testing.T) {
 		one("a product of denormals", c, 0, d.Gemm(s, &device.Gemm{A: matrix(tiny), B: matrix(1e30), C: c}))
 		one("a product that is denormal", c, 0, d.Gemm(s, &device.Gemm{A: matrix(1e-20), B: matrix(1e-20), C: c}))
 		m, v := values(tiny), values(tiny)
-		one("a moment that decays", m, 0, d.AdamW(s, &device.AdamW{W: values(1), G: values(0), M: m, V: v, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8, GradScale: 1, Step: 1}))
+		one("a moment that decays", m, 0,
+			d.AdamW(s, &device.AdamW{W: values(1), G: values(0), M: m, V: v, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8,
+				GradScale: 1, Step: 1}))
 		dst := values(1)
 		one("a copy", dst, tiny, d.Copy(s, dst, values(tiny)))
 		one("a sum", dst, tiny+tiny, d.Add(s, dst, values(tiny), values(tiny)))
 		sum, norm := matrix(1), matrix(1)
-		err = d.AddRMSNorm(s, &device.AddRMSNorm{A: matrix(tiny), B: matrix(tiny), W: values(1), Sum: sum, Y: norm, RStd: values(0), Eps: 1})
+		err = d.AddRMSNorm(s, &device.AddRMSNorm{A: matrix(tiny), B: matrix(tiny), W: values(1), Sum: sum, Y: norm,
+			RStd: values(0), Eps: 1})
 		one("the sum before a norm", sum, tiny+tiny, err)
 		one("the norm of a sum", norm, 0, err)
 		if x := tiny * half(); x == 0 || math.IsNaN(float64(x)) {

@@ -95,7 +95,8 @@ func New(o Options) (device.Device, error) {
 		n = runtime.NumCPU()
 	}
 	if n < 0 || n > 4096 {
-		return nil, status.Errorf(status.InvalidArgument, "cpu.New: %d workers; use 1 to 4096, or 0 for all cores that this process may use", n)
+		return nil, status.Errorf(status.InvalidArgument,
+			"cpu.New: %d workers; use 1 to 4096, or 0 for all cores that this process may use", n)
 	}
 	d := &Device{table: t, workers: n}
 	d.job = (*C.uly_job)(C.uly_alloc(C.sizeof_uly_job))
@@ -103,7 +104,8 @@ func New(o Options) (device.Device, error) {
 	d.scratch = C.uly_alloc(d.scratchBytes())
 	if d.job == nil || d.args == nil || d.scratch == nil {
 		d.Close()
-		return nil, status.Errorf(status.OutOfMemory, "cpu.New: no memory for the scratch of %d workers, %d bytes; use fewer workers", n, d.scratchBytes())
+		return nil, status.Errorf(status.OutOfMemory,
+			"cpu.New: no memory for the scratch of %d workers, %d bytes; use fewer workers", n, d.scratchBytes())
 	}
 	d.job.args, d.job.scratch = d.args, (*C.char)(d.scratch)
 	d.work = func(worker int) { C.uly_work(d.job, C.int64_t(worker)) }
@@ -184,7 +186,8 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	}
 	p := C.uly_alloc(C.int64_t(max(bytes, 1)))
 	if p == nil {
-		return nil, status.Errorf(status.OutOfMemory, "cpu.Alloc: the system has no memory for %d bytes; make the job smaller or use more ranks", bytes)
+		return nil, status.Errorf(status.OutOfMemory,
+			"cpu.Alloc: the system has no memory for %d bytes; make the job smaller or use more ranks", bytes)
 	}
 	return &buffer{p, bytes}, nil
 }

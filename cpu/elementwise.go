@@ -41,6 +41,7 @@ func (d *Device) Scale(_ device.Stream, x tensor.Tensor, f float64) error {
 	if c.err != nil {
 		return c.err
 	}
-	*(*C.scale_args)(d.args) = C.scale_args{x: x.Data, n: C.int64_t(x.Numel()), per_task: grain, bf16: bf16, f: C.float(f)}
+	*(*C.scale_args)(d.args) = C.scale_args{x: x.Data, n: C.int64_t(x.Numel()), per_task: grain, bf16: bf16,
+		f: C.float(f)}
 	return d.run(C.K_scale, ceilDiv(x.Numel(), grain))
 }

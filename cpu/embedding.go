@@ -20,7 +20,8 @@ const (
 func checkIDs(op string, ids tensor.Tensor, vocab int64) error {
 	for t, id := range ids.Int32s() {
 		if id < 0 || int64(id) >= vocab {
-			return status.Errorf(status.Internal, "cpu.%s: token %d has id %d, and the table has %d rows; the data reader should have refused this id",
+			return status.Errorf(status.Internal,
+				"cpu.%s: token %d has id %d, and the table has %d rows; the data reader should have refused this id",
 				op, t, id, vocab)
 		}
 	}
@@ -43,8 +44,10 @@ func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
 	}
 	n, tokens := a.Table.Shape[1], a.IDs.Shape[0]
 	perTask := max(1, grain/max(1, n))
-	*(*C.embed_args)(d.args) = C.embed_args{table: a.Table.Data, ids: (*C.int32_t)(a.IDs.Data), y: a.Y.Data, tokens: C.int64_t(tokens), bf16: bf16,
-		n: C.int64_t(n), table_row: C.int64_t(a.Table.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]), per_task: C.int64_t(perTask)}
+	*(*C.embed_args)(d.args) = C.embed_args{table: a.Table.Data, ids: (*C.int32_t)(a.IDs.Data), y: a.Y.Data,
+		tokens: C.int64_t(tokens), bf16: bf16, n: C.int64_t(n), table_row: C.int64_t(a.Table.Stride[0]),
+		y_row:    C.int64_t(a.Y.Stride[0]),
+		per_task: C.int64_t(perTask)}
 	return d.run(C.K_embed_forward, ceilDiv(tokens, perTask))
 }
 
@@ -64,7 +67,8 @@ func (d *Device) EmbeddingBackward(_ device.Stream, a *device.EmbeddingGrad) err
 	}
 	n, tokens := a.DTable.Shape[1], a.IDs.Shape[0]
 	perTask := max(minBand, ceilDiv(ceilDiv(n, bands), minBand)*minBand)
-	*(*C.embed_grad_args)(d.args) = C.embed_grad_args{ids: (*C.int32_t)(a.IDs.Data), dy: a.DY.Data, dtable: floatsOf(a.DTable), bf16: bf16,
-		tokens: C.int64_t(tokens), n: C.int64_t(n), dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per_task: C.int64_t(perTask)}
+	*(*C.embed_grad_args)(d.args) = C.embed_grad_args{ids: (*C.int32_t)(a.IDs.Data), dy: a.DY.Data,
+		dtable: floatsOf(a.DTable), bf16: bf16, tokens: C.int64_t(tokens), n: C.int64_t(n),
+		dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per_task: C.int64_t(perTask)}
 	return d.run(C.K_embed_backward, ceilDiv(n, perTask))
 }

@@ -29,7 +29,8 @@ func (c *check) choices(experts, rows tensor.Tensor, tokens, among int64) int64 
 	k := experts.Shape[1]
 	c.dense("rows", rows, tensor.I32, tokens, k)
 	if k < 1 || k > among || among > math.MaxInt32 || tokens > math.MaxInt32/max(1, k) {
-		c.fail("%d tokens choose %d of %d experts; choose at least 1 and at most all, less than 2^31 in total", tokens, k, among)
+		c.fail("%d tokens choose %d of %d experts; choose at least 1 and at most all, less than 2^31 in total", tokens,
+			k, among)
 	}
 	return k
 }
@@ -56,7 +57,8 @@ func (c *check) groups(offsets tensor.Tensor, experts, rows int64) error {
 	last := int32(0)
 	for e, at := range offsets.Int32s() {
 		if at < last || e == 0 && at != 0 || int64(e) == experts && int64(at) != rows {
-			return status.Errorf(status.Internal, "cpu.%s: offset %d is %d after %d; offsets must rise from 0 to the %d rows", c.op, e, at, last, rows)
+			return status.Errorf(status.Internal,
+				"cpu.%s: offset %d is %d after %d; offsets must rise from 0 to the %d rows", c.op, e, at, last, rows)
 		}
 		last = at
 	}
@@ -92,9 +94,10 @@ func (d *Device) RouteForward(_ device.Stream, a *device.Route) error {
 	const band = 16 // experts of a task that adds probabilities: two cache lines
 	perTask := max(1, grain/8/max(1, experts))
 	p := (*C.route_args)(d.args)
-	*p = C.route_args{logits: floatsOf(a.Logits), chosen: ints(a.Experts), rows: ints(a.Rows), offsets: ints(a.Offsets), weights: floatsOf(a.Weights),
-		tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k), per_task: C.int64_t(perTask),
-		logits_row: C.int64_t(a.Logits.Stride[0]), normalize: number(a.Normalize), sums_per_task: band}
+	*p = C.route_args{logits: floatsOf(a.Logits), chosen: ints(a.Experts), rows: ints(a.Rows), offsets: ints(a.Offsets),
+		weights: floatsOf(a.Weights), tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k),
+		per_task: C.int64_t(perTask), logits_row: C.int64_t(a.Logits.Stride[0]), normalize: number(a.Normalize),
+		sums_per_task: band}
 	if !a.Bias.IsNil() {
 		p.bias = floatsOf(a.Bias)
 	}
@@ -138,9 +141,10 @@ func (d *Device) RouteBackward(_ device.Stream, a *device.RouteGrad) error {
 	}
 	perTask := max(1, grain/8/max(1, experts))
 	p := (*C.route_grad_args)(d.args)
-	*p = C.route_grad_args{probs: floatsOf(a.Probs), chosen: ints(a.Experts), rows: ints(a.Rows), weights: floatsOf(a.Weights),
-		dweights: floatsOf(a.DWeights), dlogits: a.DLogits.Data, tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k),
-		per_task: C.int64_t(perTask), probs_row: C.int64_t(a.Probs.Stride[0]), dlogits_row: C.int64_t(a.DLogits.Stride[0]),
+	*p = C.route_grad_args{probs: floatsOf(a.Probs), chosen: ints(a.Experts), rows: ints(a.Rows),
+		weights: floatsOf(a.Weights), dweights: floatsOf(a.DWeights), dlogits: a.DLogits.Data,
+		tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k), per_task: C.int64_t(perTask),
+		probs_row: C.int64_t(a.Probs.Stride[0]), dlogits_row: C.int64_t(a.DLogits.Stride[0]),
 		normalize: number(a.Normalize), bf16: bf16}
 	if counted {
 		p.sequence, p.counts, p.scale = ints(a.Sequence), doubles(a.Counts), floatsOf(a.Scale)
@@ -183,8 +187,9 @@ func (d *Device) moveRows(op string, kernel int, tokens, sorted, x, y tensor.Ten
 	}
 	perTask := max(1, grain/max(1, features*k))
 	p := (*C.rows_args)(d.args)
-	*p = C.rows_args{x: x.Data, y: y.Data, rows: ints(rows), tokens: C.int64_t(n), k: C.int64_t(k), n: C.int64_t(features),
-		x_row: C.int64_t(x.Stride[0]), y_row: C.int64_t(y.Stride[0]), per_task: C.int64_t(perTask), bf16: bf16}
+	*p = C.rows_args{x: x.Data, y: y.Data, rows: ints(rows), tokens: C.int64_t(n), k: C.int64_t(k),
+		n: C.int64_t(features), x_row: C.int64_t(x.Stride[0]), y_row: C.int64_t(y.Stride[0]),
+		per_task: C.int64_t(perTask), bf16: bf16}
 	if !a.Weights.IsNil() {
 		p.weights = floatsOf(a.Weights)
 	}
@@ -226,7 +231,8 @@ func (d *Device) GroupedGemmWeights(s device.Stream, a *device.GroupedGemmWeight
 	c.typed("B", a.B, t, a.A.Shape[0], whatever)
 	c.typed("C", a.C, tensor.F32, whatever, a.A.Shape[1], a.B.Shape[1])
 	return d.each(&c, a.Offsets, a.C.Shape[0], a.A.Shape[0], func(e, lo, hi int64) error {
-		d.grouped = device.Gemm{A: a.A.Slice(0, lo, hi).Permute(1, 0), B: a.B.Slice(0, lo, hi), C: a.C.Select(0, e), Accumulate: true}
+		d.grouped = device.Gemm{A: a.A.Slice(0, lo, hi).Permute(1, 0), B: a.B.Slice(0, lo, hi), C: a.C.Select(0, e),
+			Accumulate: true}
 		return d.Gemm(s, &d.grouped)
 	})
 }
@@ -254,7 +260,8 @@ func (d *Device) each(c *check, offsets tensor.Tensor, experts, rows int64, f fu
 func (d *Device) WeightedSwiGLUBackward(_ device.Stream, a *device.WeightedSwiGLUGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "WeightedSwiGLUBackward"}
-	bf16 := c.alike(2, operand{"gate", a.Gate}, operand{"up", a.Up}, operand{"dy", a.DY}, operand{"dgate", a.DGate}, operand{"dup", a.DUp})
+	bf16 := c.alike(2, operand{"gate", a.Gate}, operand{"up", a.Up}, operand{"dy", a.DY}, operand{"dgate", a.DGate},
+		operand{"dup", a.DUp})
 	rows, n := a.Gate.Shape[0], a.Gate.Shape[1]
 	c.dense("weights", a.Weights, tensor.F32, rows)
 	c.dense("dweights", a.DWeights, tensor.F32, rows)
@@ -263,9 +270,10 @@ func (d *Device) WeightedSwiGLUBackward(_ device.Stream, a *device.WeightedSwiGL
 		return c.err
 	}
 	perTask := max(1, grain/2/max(1, n))
-	*(*C.swiglu_weighted_args)(d.args) = C.swiglu_weighted_args{gate: a.Gate.Data, up: a.Up.Data, dy: a.DY.Data, dgate: a.DGate.Data, dup: a.DUp.Data,
-		weights: floatsOf(a.Weights), dweights: floatsOf(a.DWeights), rows: C.int64_t(rows), n: C.int64_t(n), per_task: C.int64_t(perTask),
-		gate_row: C.int64_t(a.Gate.Stride[0]), up_row: C.int64_t(a.Up.Stride[0]), dy_row: C.int64_t(a.DY.Stride[0]),
-		dgate_row: C.int64_t(a.DGate.Stride[0]), dup_row: C.int64_t(a.DUp.Stride[0]), bf16: bf16, restore: number(a.Restore), form: form}
+	*(*C.swiglu_weighted_args)(d.args) = C.swiglu_weighted_args{gate: a.Gate.Data, up: a.Up.Data, dy: a.DY.Data,
+		dgate: a.DGate.Data, dup: a.DUp.Data, weights: floatsOf(a.Weights), dweights: floatsOf(a.DWeights),
+		rows: C.int64_t(rows), n: C.int64_t(n), per_task: C.int64_t(perTask), gate_row: C.int64_t(a.Gate.Stride[0]),
+		up_row: C.int64_t(a.Up.Stride[0]), dy_row: C.int64_t(a.DY.Stride[0]), dgate_row: C.int64_t(a.DGate.Stride[0]),
+		dup_row: C.int64_t(a.DUp.Stride[0]), bf16: bf16, restore: number(a.Restore), form: form}
 	return d.run(C.K_swiglu_weighted, ceilDiv(rows, perTask))
 }

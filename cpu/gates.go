@@ -41,7 +41,8 @@ func (c *check) form(gelu, clamped bool) C.int64_t {
 func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUBackward"}
-	bf16 := c.alike(2, operand{"gate", a.Gate}, operand{"up", a.Up}, operand{"dy", a.DY}, operand{"dgate", a.DGate}, operand{"dup", a.DUp})
+	bf16 := c.alike(2, operand{"gate", a.Gate}, operand{"up", a.Up}, operand{"dy", a.DY}, operand{"dgate", a.DGate},
+		operand{"dup", a.DUp})
 	form := c.form(a.GELU, a.Clamped)
 	if c.err != nil {
 		return c.err
@@ -74,7 +75,8 @@ func (d *Device) SigmoidGateForward(_ device.Stream, a *device.SigmoidGate) erro
 func (d *Device) SigmoidGateBackward(_ device.Stream, a *device.SigmoidGateGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SigmoidGateBackward"}
-	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"dy", a.DY}, operand{"dx", a.DX}, operand{"dgate", a.DGate})
+	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"dy", a.DY}, operand{"dx", a.DX},
+		operand{"dgate", a.DGate})
 	if c.err != nil {
 		return c.err
 	}

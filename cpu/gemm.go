@@ -52,8 +52,8 @@ func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 		bf16: bf16, round: round,
 		m: C.int64_t(m), n: C.int64_t(n), k: C.int64_t(k),
 		a: a.A.Data, b: a.B.Data, bias: a.Bias.Data, c: a.C.Data,
-		ars: C.int64_t(ars), acs: C.int64_t(acs), brs: C.int64_t(brs), bcs: C.int64_t(bcs), ldc: C.int64_t(a.C.Stride[0]),
-		rows: C.int64_t(rows), columns: C.int64_t(columns),
+		ars: C.int64_t(ars), acs: C.int64_t(acs), brs: C.int64_t(brs), bcs: C.int64_t(bcs),
+		ldc: C.int64_t(a.C.Stride[0]), rows: C.int64_t(rows), columns: C.int64_t(columns),
 	}
 	if a.Accumulate {
 		p.accumulate = 1

@@ -55,7 +55,8 @@ func at(t tensor.Tensor, i, j int64) *float32 {
 }
 
 func TestGemm(t *testing.T) {
-	sizes := [][3]int64{{1, 1, 1}, {1, 5, 3}, {5, 1, 7}, {3, 33, 0}, {12, 32, 256}, {13, 31, 257}, {64, 64, 64}, {17, 96, 50}, {33, 16, 128}, {65, 17, 300}, {2, 700, 20},
+	sizes := [][3]int64{{1, 1, 1}, {1, 5, 3}, {5, 1, 7}, {3, 33, 0}, {12, 32, 256}, {13, 31, 257}, {64, 64, 64},
+		{17, 96, 50}, {33, 16, 128}, {65, 17, 300}, {2, 700, 20},
 		{250, 130, 70}, {9, 515, 513}, {400, 48, 9}}
 	for _, isa := range ISAs() {
 		d := open(t, isa, 2)
@@ -125,7 +126,8 @@ func TestGemmDirect(t *testing.T) {
 		for mode := range 3 { // plain, accumulate, bias
 			var want []float32
 			for _, gap := range []int64{0, far} {
-				a, b := view(floats(t, d, m*(k+gap)), m, k, k+gap, false), view(floats(t, d, k*(n+gap)), k, n, n+gap, false)
+				a, b := view(floats(t, d, m*(k+gap)), m, k, k+gap, false),
+					view(floats(t, d, k*(n+gap)), k, n, n+gap, false)
 				for i, x := range []tensor.Tensor{a, b} { // the same values whatever the gap
 					for r := range x.Shape[0] {
 						for c := range x.Shape[1] {
@@ -233,12 +235,14 @@ func TestGemmRows(t *testing.T) {
 			want := elements(whole)
 			for _, z := range [][4]int64{{0, 1, 0, n}, {7, 20, 0, n}, {200, 401, 3, 260}, {0, m, 17, 18}} {
 				block := normal(t, d, types[1], z[1]-z[0], z[3]-z[2])
-				if err := d.Gemm(nil, &device.Gemm{A: a.Slice(0, z[0], z[1]), B: b.Slice(1, z[2], z[3]), C: block}); err != nil {
+				if err := d.Gemm(nil,
+					&device.Gemm{A: a.Slice(0, z[0], z[1]), B: b.Slice(1, z[2], z[3]), C: block}); err != nil {
 					t.Fatal(err)
 				}
 				for i, x := range elements(block) {
 					if w := want[(z[0]+int64(i)/block.Shape[1])*n+z[2]+int64(i)%block.Shape[1]]; x != w {
-						t.Fatalf("%s, %v: element %d of rows and columns %v is %g alone, %g in the whole", isa, types, i, z, x, w)
+						t.Fatalf("%s, %v: element %d of rows and columns %v is %g alone, %g in the whole", isa, types,
+							i, z, x, w)
 					}
 				}
 			}
@@ -252,7 +256,8 @@ func TestGemmRounds(t *testing.T) {
 		d := open(t, isa, 2)
 		for _, z := range [][3]int64{{37, 50, 0}, {5, 70, 1}, {37, 50, 255}, {401, 330, 512}, {401, 330, 1101}} {
 			m, n, k := z[0], z[1], z[2]
-			a, b, bias := normal(t, d, tensor.BF16, m, k), normal(t, d, tensor.BF16, k, n), normal(t, d, tensor.BF16, 1, n).Select(0, 0)
+			a, b, bias := normal(t, d, tensor.BF16, m, k), normal(t, d, tensor.BF16, k, n),
+				normal(t, d, tensor.BF16, 1, n).Select(0, 0)
 			wide, low := normal(t, d, tensor.F32, m, n), normal(t, d, tensor.BF16, m, n)
 			for _, c := range []tensor.Tensor{wide, low} {
 				if err := d.Gemm(nil, &device.Gemm{A: a, B: b, C: c, Bias: bias}); err != nil {
@@ -275,8 +280,10 @@ func TestGemmRefuses(t *testing.T) {
 	a := view(x, 4, 4, 9, false)
 	a.Stride[1] = 2
 	ok, low := view(x, 4, 4, 4, false), normal(t, d, tensor.BF16, 4, 4)
-	for i, g := range []device.Gemm{{A: a, B: ok, C: ok}, {A: ok, B: view(x, 5, 4, 4, false), C: ok}, {A: ok, B: ok, C: view(x, 4, 4, 4, true)},
-		{A: ok, B: ok, C: ok, Bias: tensor.OfFloat32(x, 4), Accumulate: true}, {A: ok, B: low, C: ok}, {A: ok, B: ok, C: low},
+	for i, g := range []device.Gemm{{A: a, B: ok, C: ok}, {A: ok, B: view(x, 5, 4, 4, false), C: ok},
+		{A: ok, B: ok, C: view(x, 4, 4, 4, true)},
+		{A: ok, B: ok, C: ok, Bias: tensor.OfFloat32(x, 4), Accumulate: true}, {A: ok, B: low, C: ok},
+		{A: ok, B: ok, C: low},
 		{A: low, B: low, C: low, Bias: tensor.OfFloat32(x, 4)}} {
 		if d.Gemm(nil, &g) == nil {
 			t.Errorf("case %d was not refused", i)
@@ -322,20 +329,24 @@ func BenchmarkGemm(b *testing.B) {
 				if dtype == tensor.BF16 {
 					peak, _ = PeakDot(workers, isa)
 				}
-				for _, s := range [][3]int64{{2048, 2048, 2048}, {512, 256, 256}, {2048, 192, 192}, {512, 1024, 256}, {2048, 256, 1024}} {
+				for _, s := range [][3]int64{{2048, 2048, 2048}, {512, 256, 256}, {2048, 192, 192}, {512, 1024, 256},
+					{2048, 256, 1024}} {
 					for kind, name := range []string{"y", "dx", "dW"} {
-						b.Run(fmt.Sprintf("%s/%v/%d/%dx%dx%d/%s", isa, dtype, workers, s[0], s[1], s[2], name), func(b *testing.B) {
-							d := open(b, isa, workers)
-							T, N, K := s[0], s[1], s[2]
-							x, w, y, dw := normal(b, d, dtype, T, K), normal(b, d, dtype, N, K), normal(b, d, dtype, T, N), normal(b, d, tensor.F32, N, K)
-							g := []device.Gemm{{A: x, B: w.Permute(1, 0), C: y}, {A: y, B: w, C: x}, {A: y.Permute(1, 0), B: x, C: dw, Accumulate: true}}[kind]
-							wall, cpu := best(b, func() error { return d.Gemm(nil, &g) })
-							flops := 2e-9 * float64(T) * float64(N) * float64(K)
-							r := flops / wall[0]
-							b.ReportMetric(r, "GF/s")
-							b.ReportMetric(r/peak, "ofpeak")
-							b.ReportMetric(flops/cpu[0]*float64(workers)/peak, "ofpeak/cpu")
-						})
+						b.Run(fmt.Sprintf("%s/%v/%d/%dx%dx%d/%s", isa, dtype, workers, s[0], s[1], s[2], name),
+							func(b *testing.B) {
+								d := open(b, isa, workers)
+								T, N, K := s[0], s[1], s[2]
+								x, w, y, dw := normal(b, d, dtype, T, K), normal(b, d, dtype, N, K),
+									normal(b, d, dtype, T, N), normal(b, d, tensor.F32, N, K)
+								g := []device.Gemm{{A: x, B: w.Permute(1, 0), C: y}, {A: y, B: w, C: x},
+									{A: y.Permute(1, 0), B: x, C: dw, Accumulate: true}}[kind]
+								wall, cpu := best(b, func() error { return d.Gemm(nil, &g) })
+								flops := 2e-9 * float64(T) * float64(N) * float64(K)
+								r := flops / wall[0]
+								b.ReportMetric(r, "GF/s")
+								b.ReportMetric(r/peak, "ofpeak")
+								b.ReportMetric(flops/cpu[0]*float64(workers)/peak, "ofpeak/cpu")
+							})
 					}
 				}
 			}

@@ -54,7 +54,8 @@ func normShape(c *check, t tensor.DType, in operand, w, rstd tensor.Tensor) (row
 func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormForward"}
-	return d.normForward(&c, operand{"x", a.X}, &device.AddRMSNorm{W: a.W, Y: a.Y, RStd: a.RStd, Eps: a.Eps, Centre: a.Centre})
+	return d.normForward(&c, operand{"x", a.X},
+		&device.AddRMSNorm{W: a.W, Y: a.Y, RStd: a.RStd, Eps: a.Eps, Centre: a.Centre})
 }
 
 // AddRMSNorm writes sum = a + b, and rstd and y = sum·rstd·(w + centre) for each row.
@@ -79,8 +80,10 @@ func (d *Device) normForward(c *check, x operand, a *device.AddRMSNorm) error {
 	}
 	perTask := max(1, grain/n)
 	p := (*C.norm_args)(d.args)
-	*p = C.norm_args{x: x.t.Data, w: a.W.Data, added: a.B.Data, y: a.Y.Data, sum: a.Sum.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
-		heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16, eps: C.double(a.Eps), centre: C.float(a.Centre)}
+	*p = C.norm_args{x: x.t.Data, w: a.W.Data, added: a.B.Data, y: a.Y.Data, sum: a.Sum.Data, rstd: floatsOf(a.RStd),
+		rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16,
+		eps:    C.double(a.Eps),
+		centre: C.float(a.Centre)}
 	p.x_token, p.x_head = headStrides(x.t)
 	p.y_token, p.y_head = headStrides(a.Y)
 	p.added_token, p.added_head = headStrides(a.B)
@@ -102,8 +105,9 @@ func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	}
 	splits, partial := d.rowSplits(rows, n)
 	p := (*C.norm_grad_args)(d.args)
-	*p = C.norm_grad_args{x: a.X.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data, dx: a.DX.Data, dw: floatsOf(a.DW),
-		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), splits: C.int64_t(splits), bf16: bf16, centre: C.float(a.Centre)}
+	*p = C.norm_grad_args{x: a.X.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data, dx: a.DX.Data,
+		dw: floatsOf(a.DW), partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n),
+		splits: C.int64_t(splits), bf16: bf16, centre: C.float(a.Centre)}
 	p.x_token, p.x_head = headStrides(a.X)
 	p.dy_token, p.dy_head = headStrides(a.DY)
 	p.dx_token, p.dx_head = headStrides(a.DX)
@@ -124,8 +128,9 @@ func (d *Device) GatedRMSNormForward(_ device.Stream, a *device.GatedRMSNorm) er
 	}
 	perTask := max(1, grain/2/n)
 	p := (*C.gated_norm_args)(d.args)
-	*p = C.gated_norm_args{x: a.X.Data, gate: a.Gate.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
-		heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16, eps: C.double(a.Eps)}
+	*p = C.gated_norm_args{x: a.X.Data, gate: a.Gate.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd),
+		rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16,
+		eps: C.double(a.Eps)}
 	p.x_token, p.x_head = headStrides(a.X)
 	p.gate_token, p.gate_head = headStrides(a.Gate)
 	p.y_token, p.y_head = headStrides(a.Y)
@@ -136,7 +141,8 @@ func (d *Device) GatedRMSNormForward(_ device.Stream, a *device.GatedRMSNorm) er
 func (d *Device) GatedRMSNormBackward(_ device.Stream, a *device.GatedRMSNormGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "GatedRMSNormBackward"}
-	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"dy", a.DY}, operand{"dx", a.DX}, operand{"dgate", a.DGate})
+	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"dy", a.DY}, operand{"dx", a.DX},
+		operand{"dgate", a.DGate})
 	rows, heads, n := normShape(&c, a.X.DType, operand{"x", a.X}, a.W, a.RStd)
 	c.dense("dw", a.DW, tensor.F32, n)
 	if c.err != nil || rows == 0 {
@@ -144,8 +150,9 @@ func (d *Device) GatedRMSNormBackward(_ device.Stream, a *device.GatedRMSNormGra
 	}
 	splits, partial := d.rowSplits(rows, n)
 	p := (*C.gated_norm_grad_args)(d.args)
-	*p = C.gated_norm_grad_args{x: a.X.Data, gate: a.Gate.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data, dx: a.DX.Data, dgate: a.DGate.Data,
-		dw: floatsOf(a.DW), partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), splits: C.int64_t(splits), bf16: bf16}
+	*p = C.gated_norm_grad_args{x: a.X.Data, gate: a.Gate.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data,
+		dx: a.DX.Data, dgate: a.DGate.Data, dw: floatsOf(a.DW), partial: partial, rows: C.int64_t(rows),
+		heads: C.int64_t(heads), n: C.int64_t(n), splits: C.int64_t(splits), bf16: bf16}
 	p.x_token, p.x_head = headStrides(a.X)
 	p.gate_token, p.gate_head = headStrides(a.Gate)
 	p.dy_token, p.dy_head = headStrides(a.DY)

@@ -36,7 +36,8 @@ func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 		rest1: C.float(1 - a.Beta1), rest2: C.float(1 - a.Beta2), size: C.float(a.LR / (1 - math.Pow(a.Beta1, t))),
 		root: C.float(math.Sqrt(1 - math.Pow(a.Beta2, t))), eps: C.float(a.Eps)}
 	err := eachRange(w.Numel(), a.WeightDecay, a.Decay, func(lo, hi int64, decay float64) error {
-		args.w, args.m, args.v, args.g = floatsOf(w.Offset(lo)), floatsOf(m.Offset(lo)), floatsOf(v.Offset(lo)), floatsOf(g.Offset(lo))
+		args.w, args.m, args.v, args.g = floatsOf(w.Offset(lo)), floatsOf(m.Offset(lo)), floatsOf(v.Offset(lo)),
+			floatsOf(g.Offset(lo))
 		args.n, args.keep = C.int64_t(hi-lo), C.float(1-a.LR*decay)
 		*(*C.adamw_args)(d.args) = args
 		return d.run(C.K_adamw, ceilDiv(hi-lo, grain/4))
@@ -56,8 +57,8 @@ func (d *Device) SGD(s device.Stream, a *device.SGD) error {
 	}
 	w, g := flat(a.W), flat(a.G)
 	err := eachRange(w.Numel(), a.WeightDecay, a.Decay, func(lo, hi int64, decay float64) error {
-		*(*C.sgd_args)(d.args) = C.sgd_args{w: floatsOf(w.Offset(lo)), g: floatsOf(g.Offset(lo)), n: C.int64_t(hi - lo), per_task: grain / 2,
-			keep: C.float(1 - a.LR*decay), rate: C.float(a.LR * a.GradScale)}
+		*(*C.sgd_args)(d.args) = C.sgd_args{w: floatsOf(w.Offset(lo)), g: floatsOf(g.Offset(lo)), n: C.int64_t(hi - lo),
+			per_task: grain / 2, keep: C.float(1 - a.LR*decay), rate: C.float(a.LR * a.GradScale)}
 		return d.run(C.K_sgd, ceilDiv(hi-lo, grain/2))
 	})
 	return d.lower(s, a.Low, a.W, err)
@@ -107,7 +108,8 @@ func (c *check) update(w, low tensor.Tensor, ranges []device.Range) {
 	at := int64(0)
 	for _, r := range ranges {
 		if r.Lo < at || r.Hi < r.Lo || r.Hi > w.Numel() {
-			c.fail("decay range [%d, %d) starts before %d or ends after %d; ranges must ascend inside the tensor", r.Lo, r.Hi, at, w.Numel())
+			c.fail("decay range [%d, %d) starts before %d or ends after %d; ranges must ascend inside the tensor", r.Lo,
+				r.Hi, at, w.Numel())
 		}
 		at = r.Hi
 	}

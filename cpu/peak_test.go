@@ -22,7 +22,8 @@ func TestPeak(t *testing.T) {
 
 // Products of BF16 pairs are preferred on CPUs on which they are faster.
 func TestTablesFor(t *testing.T) {
-	for vendor, want := range map[cpuid.Vendor]string{cpuid.AMD: "avx512bf16", cpuid.Intel: "avx512", cpuid.VendorUnknown: "avx512bf16"} {
+	for vendor, want := range map[cpuid.Vendor]string{cpuid.AMD: "avx512bf16", cpuid.Intel: "avx512",
+		cpuid.VendorUnknown: "avx512bf16"} {
 		sets := tablesFor(vendor)
 		if got := sets[0].name; got != want || len(sets) != 4 || sets[3].name != "portable" {
 			t.Errorf("%v: %s first of %d, want %s", vendor, got, len(sets), want)

@@ -62,7 +62,8 @@ func TestPoolPanic(t *testing.T) {
 // Operations do not allocate Go memory.
 func TestNoAllocation(t *testing.T) {
 	d := open(t, "", 2)
-	c := attentionCase{cuQ: cu(40, 300), cuK: cu(40, 300), heads: 4, kvHeads: 2, d: 32, dv: 32, kvHead: []int64{0, 0, 0, 1}, causal: true, headMajor: true}
+	c := attentionCase{cuQ: cu(40, 300), cuK: cu(40, 300), heads: 4, kvHeads: 2, d: 32, dv: 32,
+		kvHead: []int64{0, 0, 0, 1}, causal: true, headMajor: true}
 	g := c.make(t, d)
 	x := tensor.OfFloat32(floats(t, d, 256*256), 256, 256)
 	m := device.Gemm{A: x, B: x.Permute(1, 0), C: tensor.OfFloat32(floats(t, d, 256*256), 256, 256)}

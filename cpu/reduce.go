@@ -36,7 +36,8 @@ func (d *Device) runSplits(kernel int, dst tensor.Tensor, splits int64, partial 
 	if err := d.run(kernel, splits); err != nil || partial == nil {
 		return err
 	}
-	*(*C.fold_args)(d.args) = C.fold_args{partial: partial, dst: floatsOf(dst), n: C.int64_t(dst.Shape[0]), splits: C.int64_t(splits)}
+	*(*C.fold_args)(d.args) = C.fold_args{partial: partial, dst: floatsOf(dst), n: C.int64_t(dst.Shape[0]),
+		splits: C.int64_t(splits)}
 	return d.run(C.K_column_fold, 1)
 }
 
@@ -56,8 +57,8 @@ func (d *Device) ColumnSum(_ device.Stream, dst, x tensor.Tensor) error {
 		return nil
 	}
 	splits, partial := d.rowSplits(rows, n)
-	*(*C.column_args)(d.args) = C.column_args{x: x.Data, dst: floatsOf(dst), partial: partial, rows: C.int64_t(rows), n: C.int64_t(n),
-		stride: C.int64_t(x.Stride[0]), splits: C.int64_t(splits), bf16: bf16}
+	*(*C.column_args)(d.args) = C.column_args{x: x.Data, dst: floatsOf(dst), partial: partial, rows: C.int64_t(rows),
+		n: C.int64_t(n), stride: C.int64_t(x.Stride[0]), splits: C.int64_t(splits), bf16: bf16}
 	return d.runSplits(C.K_column_sum, dst, splits, partial)
 }
 
@@ -98,7 +99,8 @@ func (d *Device) sum(op string, out, x tensor.Tensor, squares C.int64_t) (total 
 	perTask := max(splitSize, ceilDiv(n, maxSums))
 	tasks := ceilDiv(n, perTask)
 	partial := unsafe.Slice((*float64)(d.scratch), maxSums)
-	*(*C.sum_args)(d.args) = C.sum_args{x: floatsOf(x), partial: (*C.double)(d.scratch), n: C.int64_t(n), per_task: C.int64_t(perTask), squares: squares}
+	*(*C.sum_args)(d.args) = C.sum_args{x: floatsOf(x), partial: (*C.double)(d.scratch), n: C.int64_t(n),
+		per_task: C.int64_t(perTask), squares: squares}
 	if err := d.run(C.K_sum, tasks); err != nil {
 		return 0, err
 	}

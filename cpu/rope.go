@@ -31,8 +31,10 @@ func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 		scale = 1
 	}
 	perTask := max(1, grain/angleWork/half)
-	*(*C.rope_table_args)(d.args) = C.rope_table_args{positions: (*C.int32_t)(a.Positions.Data), freq: floatsOf(a.Freq), cos: floatsOf(a.Cos),
-		sin: floatsOf(a.Sin), tokens: C.int64_t(n), half: C.int64_t(half), per_task: C.int64_t(perTask), scale: C.double(scale)}
+	*(*C.rope_table_args)(d.args) = C.rope_table_args{positions: (*C.int32_t)(a.Positions.Data), freq: floatsOf(a.Freq),
+		cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), tokens: C.int64_t(n), half: C.int64_t(half),
+		per_task: C.int64_t(perTask),
+		scale:    C.double(scale)}
 	return d.run(C.K_rope_table, ceilDiv(n, perTask))
 }
 
@@ -65,15 +67,17 @@ func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 	n, heads := a.X.Shape[0], a.X.Shape[1]
 	perTask := max(1, grain/max(1, heads*dim))
 	p := (*C.rope_args)(d.args)
-	*p = C.rope_args{x: a.X.Data, cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: a.Y.Data, tokens: C.int64_t(n), heads: C.int64_t(heads),
-		dim: C.int64_t(dim), half: C.int64_t(half), per_task: C.int64_t(perTask), bf16: bf16, sign: 1}
+	*p = C.rope_args{x: a.X.Data, cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: a.Y.Data, tokens: C.int64_t(n),
+		heads: C.int64_t(heads), dim: C.int64_t(dim), half: C.int64_t(half), per_task: C.int64_t(perTask),
+		bf16: bf16, sign: 1}
 	p.x_token, p.x_head = headStrides(a.X)
 	p.y_token, p.y_head = headStrides(a.Y)
 	if a.Inverse {
 		p.sign = -1
 	}
 	if normed {
-		p.w, p.rstd, p.rstd_token, p.eps, p.centre = a.W.Data, floatsOf(a.RStd), C.int64_t(a.RStd.Stride[0]), C.double(a.Eps), C.float(a.Centre)
+		p.w, p.rstd, p.rstd_token, p.eps, p.centre = a.W.Data, floatsOf(a.RStd), C.int64_t(a.RStd.Stride[0]),
+			C.double(a.Eps), C.float(a.Centre)
 	}
 	return d.run(C.K_rope, ceilDiv(n, perTask))
 }

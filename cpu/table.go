@@ -35,7 +35,8 @@ var tables = tablesFor(cpuid.CPU.VendorID)
 // twice that rate.
 func tablesFor(vendor cpuid.Vendor) []table {
 	sets := []table{
-		{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, 2, built(kernels.AVX512BF16), built(kernels.AVX512)},
+		{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, 2, built(kernels.AVX512BF16),
+			built(kernels.AVX512)},
 		{"avx512", avx512, 16, 1, built(kernels.AVX512), nil},
 		{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, 1, built(kernels.AVX2), nil},
 		{"portable", nil, 4, 1, built(kernels.Portable), nil},
@@ -48,7 +49,8 @@ func tablesFor(vendor cpuid.Vendor) []table {
 
 func built(p unsafe.Pointer) *[C.K_COUNT]C.uly_kernel { return (*[C.K_COUNT]C.uly_kernel)(p) }
 
-var avx512 = []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2, cpuid.BMI1, cpuid.BMI2}
+var avx512 = []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2,
+	cpuid.BMI1, cpuid.BMI2}
 
 // kernel returns the function of kernel k.
 func (t *table) kernel(k int) C.uly_kernel {
@@ -87,7 +89,8 @@ func choose(isa string) (*table, error) {
 	}
 	i := slices.IndexFunc(tables, func(t table) bool { return t.name == isa })
 	if i < 0 || !tables[i].runs() {
-		return nil, status.Errorf(status.Unsupported, "cpu.New: this CPU does not have the instruction set %q, it has %s; unset %s or give one of these",
+		return nil, status.Errorf(status.Unsupported,
+			"cpu.New: this CPU does not have the instruction set %q, it has %s; unset %s or give one of these",
 			isa, strings.Join(ISAs(), ", "), EnvISA)
 	}
 	return &tables[i], nil

@@ -40,8 +40,10 @@ func TestAbsent(t *testing.T) {
 				if dtype == tensor.BF16 && !backward && !d.Details().Emulated {
 					continue // cuDNN's plan may need more than the bound
 				}
-				if got, want := a.AttentionWorkspace(call, backward), d.AttentionWorkspace(call, backward); got != want || got == 0 {
-					t.Errorf("attention of %d tokens in %v, backward %v: %d bytes on an absent GPU, %d on a GPU", tokens, dtype, backward, got, want)
+				if got, want := a.AttentionWorkspace(call, backward),
+					d.AttentionWorkspace(call, backward); got != want || got == 0 {
+					t.Errorf("attention of %d tokens in %v, backward %v: %d bytes on an absent GPU, %d on a GPU",
+						tokens, dtype, backward, got, want)
 				}
 			}
 			x := tensor.Of(nil, dtype, tokens, 2, 64)
@@ -50,7 +52,8 @@ func TestAbsent(t *testing.T) {
 			g.Where = tensor.CUDA
 			delta := &device.GatedDelta{Q: x, K: x, V: x, Out: x, G: g, Beta: g}
 			if got, want := a.GatedDeltaSizes(delta), d.GatedDeltaSizes(delta); got != want || got.Saved == 0 {
-				t.Errorf("gated delta rule over %d tokens in %v: %+v on an absent GPU, %+v on a GPU", tokens, dtype, got, want)
+				t.Errorf("gated delta rule over %d tokens in %v: %+v on an absent GPU, %+v on a GPU", tokens, dtype,
+					got, want)
 			}
 		}
 	}
@@ -73,14 +76,18 @@ func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 	needBuilt(t)
 	t.Setenv(variable, built)
 	a, repeatable := absent(t, false), absent(t, true)
-	for _, c := range []struct{ tokens, hq, hkv, mib int64 }{{8192, 32, 8, 258}, {131072, 32, 8, 4128}, {1 << 20, 8, 2, 8256}} {
+	for _, c := range []struct {
+		tokens, hq, hkv, mib int64
+	}{{8192, 32, 8, 258}, {131072, 32, 8, 4128}, {1 << 20, 8, 2, 8256}} {
 		call := attentionOf(tensor.BF16, c.tokens, c.hq, c.hkv, 128)
 		got, own := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true)
 		if got < c.mib<<20 || got > 3*c.mib<<20 {
-			t.Errorf("%d tokens, %d:%d heads: %d MiB for the backward pass, cuDNN needs %d", c.tokens, c.hq, c.hkv, got>>20, c.mib)
+			t.Errorf("%d tokens, %d:%d heads: %d MiB for the backward pass, cuDNN needs %d", c.tokens, c.hq, c.hkv,
+				got>>20, c.mib)
 		}
 		if own <= 0 || own >= got {
-			t.Errorf("%d tokens, %d:%d heads: %d MiB for a backward pass that is bitwise reproducible, which cuDNN does not compute", c.tokens, c.hq, c.hkv, own>>20)
+			t.Errorf("%d tokens, %d:%d heads: %d MiB for a backward pass that is bitwise reproducible, which cuDNN does not compute",
+				c.tokens, c.hq, c.hkv, own>>20)
 		}
 	}
 }
@@ -122,7 +129,8 @@ func wantKernels(t *testing.T, d *Device, want ...string) {
 		t.Errorf("F32: %q, %v", got, err)
 	}
 	for _, backward := range []bool{false, true} {
-		if got, err := ask(tensor.BF16, 272, backward, true); got != "" || status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "head sizes 272 and 272") {
+		if got, err := ask(tensor.BF16, 272, backward, true); got != "" || status.Of(err) != status.Unsupported ||
+			!strings.Contains(err.Error(), "head sizes 272 and 272") {
 			t.Errorf("heads of 272, backward %v: %q, %v", backward, got, err)
 		}
 	}
@@ -136,7 +144,8 @@ func TestDeterministicWorkspace(t *testing.T) {
 	call := attentionOf(tensor.BF16, 8192, 32, 8, 128)
 	any := a.AttentionWorkspace(call, true)
 	call.Deterministic = true
-	if got, want := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true); got != want || got >= any {
+	if got, want := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true); got != want ||
+		got >= any {
 		t.Errorf("%d bytes for a reproducible call, %d on a deterministic device, %d for other calls", got, want, any)
 	}
 }

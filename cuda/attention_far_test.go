@@ -26,7 +26,8 @@ func TestAttentionBeyond2To31(t *testing.T) {
 func attentionBeyond2To31(t *testing.T, kernels string) {
 	d, s, alloc := opened(t, Options{Kernels: kernels})
 	if details := d.Details(); details.Free < 48<<30 || kernels != "" && details.SM != 90 {
-		t.Skipf("SKIPPED: needs 48 GiB, %d bytes are free; wgmma also needs compute capability 9.0, not %d", details.Free, details.SM)
+		t.Skipf("SKIPPED: needs 48 GiB, %d bytes are free; wgmma also needs compute capability 9.0, not %d",
+			details.Free, details.SM)
 	}
 	const hq, h, dim, far, short, left = 32, 8, 128, 1<<19 + 1<<14, 4096, 1023 // far·hq·dim = 2.2e9
 	must := func(err error) {
@@ -50,10 +51,13 @@ func attentionBeyond2To31(t *testing.T, kernels string) {
 		}
 		var g device.AttentionGrad
 		g.Q, g.K, g.V, g.DOut = random(hq), random(h), random(h), random(hq)
-		g.Out, g.DQ, g.DK, g.DV = alloc(tensor.BF16, n, hq, dim), alloc(tensor.BF16, n, hq, dim), alloc(tensor.BF16, n, h, dim), alloc(tensor.BF16, n, h, dim)
-		g.LSE, g.Causal, g.Window, g.Scale = alloc(tensor.F32, n, hq), true, &device.Window{Left: left, Right: 0}, 1/math.Sqrt(dim)
+		g.Out, g.DQ, g.DK, g.DV = alloc(tensor.BF16, n, hq, dim), alloc(tensor.BF16, n, hq, dim),
+			alloc(tensor.BF16, n, h, dim), alloc(tensor.BF16, n, h, dim)
+		g.LSE, g.Causal, g.Window, g.Scale = alloc(tensor.F32, n, hq), true, &device.Window{Left: left, Right: 0},
+			1/math.Sqrt(dim)
 		g.CuQ, g.CuK = []int64{0, n}, []int64{0, n}
-		g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
+		g.Workspace = alloc(tensor.U8,
+			max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
 		must(d.AttentionForward(s, &g.Attention))
 		must(d.AttentionBackward(s, &g))
 		for i, x := range []tensor.Tensor{g.Out, g.DQ, g.DK, g.DV} {
@@ -74,7 +78,8 @@ func attentionBeyond2To31(t *testing.T, kernels string) {
 			worst, size = max(worst, math.Abs(got[i][j]-w)), max(size, math.Abs(w)) // keeps NaN
 		}
 		if !(worst <= size/128) || size == 0 {
-			t.Errorf("%s of %d tokens differs by %g from a call with the last %d tokens only, whose maximum is %g", name, int64(far), worst, int64(short), size)
+			t.Errorf("%s of %d tokens differs by %g from a call with the last %d tokens only, whose maximum is %g",
+				name, int64(far), worst, int64(short), size)
 		}
 	}
 }

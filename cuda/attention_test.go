@@ -34,11 +34,13 @@ func TestAttentionHeads(t *testing.T) {
 		return x
 	}
 	for _, size := range [][2]int64{{256, 256}, {257, 16}, {16, 300}} {
-		a := &device.Attention{Q: at(tensor.F32, 2, 1, size[0]), K: at(tensor.F32, 2, 1, size[0]), V: at(tensor.F32, 2, 1, size[1]), Out: at(tensor.F32, 2, 1, size[1]),
-			LSE: at(tensor.F32, 2, 1), CuQ: []int64{0, 2}, CuK: []int64{0, 2}, Scale: 1}
+		a := &device.Attention{Q: at(tensor.F32, 2, 1, size[0]), K: at(tensor.F32, 2, 1, size[0]),
+			V: at(tensor.F32, 2, 1, size[1]), Out: at(tensor.F32, 2, 1, size[1]), LSE: at(tensor.F32, 2, 1),
+			CuQ: []int64{0, 2}, CuK: []int64{0, 2}, Scale: 1}
 		a.Workspace = at(tensor.U8, max(d.AttentionWorkspace(a, true), 1))
 		g := &device.AttentionGrad{Attention: *a, DOut: a.Out, DQ: a.Q, DK: a.K, DV: a.V}
-		for op, err := range map[string]error{"forward": d.AttentionForward(s, a), "backward": d.AttentionBackward(s, g)} {
+		for op, err := range map[string]error{"forward": d.AttentionForward(s, a),
+			"backward": d.AttentionBackward(s, g)} {
 			served := max(size[0], size[1]) <= 256
 			if served && err != nil {
 				t.Errorf("%s, heads %v: %v", op, size, err)
@@ -61,7 +63,8 @@ func TestAttentionOnTensorCores(t *testing.T) {
 	for _, dim := range []int64{64, 128, 256} {
 		bits := map[string][]float32{}
 		// The same kernel runs the forward pass, so that the backward pass has the same input.
-		for name, kernels := range map[string]string{"first": "attention_forward=mma", "mma": pinned, "own": "attention_forward=mma,attention_backward=own"} {
+		for name, kernels := range map[string]string{"first": "attention_forward=mma", "mma": pinned,
+			"own": "attention_forward=mma,attention_backward=own"} {
 			dq, err := attentionDQ(t, kernels, tensor.BF16, dim, dim, 0.1)
 			if err != nil {
 				t.Fatalf("heads of %d, %s: %v", dim, name, err)
@@ -72,7 +75,8 @@ func TestAttentionOnTensorCores(t *testing.T) {
 			t.Errorf("heads of %d: the backward pass does not use tensor cores", dim)
 		}
 		if slices.Equal(bits["mma"], bits["own"]) {
-			t.Errorf("heads of %d: the own kernels and tensor cores give equal bits, so this test cannot tell them apart", dim)
+			t.Errorf("heads of %d: the own kernels and tensor cores give equal bits, so this test cannot tell them apart",
+				dim)
 		}
 	}
 	for _, c := range []attentionRefusal{
@@ -87,7 +91,8 @@ func TestAttentionOnTensorCores(t *testing.T) {
 		c.check(t, pinned)
 		if c.dim <= 256 && c.dv <= 256 {
 			if _, err := attentionDQ(t, "", c.dtype, c.dim, c.dv, c.scale); err != nil {
-				t.Errorf("%v, heads of %d and %d, scale %g: %v, want another kernel to run it", c.dtype, c.dim, c.dv, c.scale, err)
+				t.Errorf("%v, heads of %d and %d, scale %g: %v, want another kernel to run it", c.dtype, c.dim, c.dv,
+					c.scale, err)
 			}
 		}
 	}
@@ -103,8 +108,10 @@ type attentionRefusal struct {
 
 func (c attentionRefusal) check(t *testing.T, kernels string) {
 	t.Helper()
-	if _, err := attentionDQ(t, kernels, c.dtype, c.dim, c.dv, c.scale); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), c.why) {
-		t.Errorf("%v, heads of %d and %d, scale %g: %v, want an error with %q", c.dtype, c.dim, c.dv, c.scale, err, c.why)
+	if _, err := attentionDQ(t, kernels, c.dtype, c.dim, c.dv, c.scale); status.Of(err) != status.Unsupported ||
+		!strings.Contains(err.Error(), c.why) {
+		t.Errorf("%v, heads of %d and %d, scale %g: %v, want an error with %q", c.dtype, c.dim, c.dv, c.scale,
+			err, c.why)
 	}
 }
 
@@ -127,9 +134,11 @@ func attentionDQ(t *testing.T, kernels string, dtype tensor.DType, dim, dv int64
 	}
 	var g device.AttentionGrad
 	g.Q, g.K, g.V, g.DOut = random(dim), random(dim), random(dv), random(dv)
-	g.DQ, g.DK, g.DV, g.Out, g.LSE = alloc(dtype, n, 2, dim), alloc(dtype, n, 2, dim), alloc(dtype, n, 2, dv), alloc(dtype, n, 2, dv), alloc(tensor.F32, n, 2)
+	g.DQ, g.DK, g.DV, g.Out, g.LSE = alloc(dtype, n, 2, dim), alloc(dtype, n, 2, dim), alloc(dtype, n, 2, dv),
+		alloc(dtype, n, 2, dv), alloc(tensor.F32, n, 2)
 	g.CuQ, g.CuK, g.Causal, g.Scale = []int64{0, n}, []int64{0, n}, true, scale
-	g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
+	g.Workspace = alloc(tensor.U8,
+		max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
 	if err := d.AttentionForward(s, &g.Attention); err != nil {
 		return nil, err
 	}

@@ -50,7 +50,8 @@ func TestBuiltFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range needed {
-		if !slices.Contains([]string{"libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "libdl.so.2", "libpthread.so.0", "librt.so.1"}, l) {
+		if !slices.Contains([]string{"libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "libdl.so.2", "libpthread.so.0",
+			"librt.so.1"}, l) {
 			t.Errorf("needs %s", l)
 		}
 	}
@@ -164,9 +165,11 @@ var onTensorCores = []string{"delta_prepare_kernel", "delta_gradients_kernel"}
 // minimum of products of a warp in each. Fewer would mean that some products do not use tensor
 // cores.
 var inTiles = map[string]struct{ builds, products int }{
-	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {6, 128}, "attention_mma_delta": {1, 2},
-	"attention_mma_scored_forward_kernel": {3, 128}, "attention_mma_scored_dq_kernel": {3, 96}, "attention_mma_scored_dkv_kernel": {6, 128},
-	"delta_scan_tiles": {6, 104}, "delta_scan_back_tiles": {3, 156},
+	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {6, 128},
+	"attention_mma_delta":                 {1, 2},
+	"attention_mma_scored_forward_kernel": {3, 128}, "attention_mma_scored_dq_kernel": {3, 96},
+	"attention_mma_scored_dkv_kernel": {6, 128},
+	"delta_scan_tiles":                {6, 104}, "delta_scan_back_tiles": {3, 156},
 }
 
 // tileInstructions has, for heads of 128, the instructions of the GPU in a kernel of attention: the
@@ -191,8 +194,10 @@ func TestTileInstructions(t *testing.T) {
 				continue
 			}
 			found++
-			if products, loads := count(code, 0x23c), count(code, 0x83b); products != want.products || loads > want.loads || loads == 0 {
-				t.Errorf("%s: %d products with %d loads, want %d with at most %d", symbol, products, loads, want.products, want.loads)
+			if products, loads := count(code, 0x23c), count(code, 0x83b); products != want.products ||
+				loads > want.loads || loads == 0 {
+				t.Errorf("%s: %d products with %d loads, want %d with at most %d", symbol, products, loads,
+					want.products, want.loads)
 			}
 		}
 	})
@@ -263,9 +268,10 @@ func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 
 // inVectors has the BF16 kernels that access memory in units of 16 bytes, by their symbols. ALIGNED
 // is the last parameter of the norms' kernels.
-var inVectors = regexp.MustCompile(`elementwise_units.*\d(Add|SwiGLUI\d\w+E\d+(?:Forward|Backward|BackwardRestore)|SigmoidForward|SigmoidBackward)E13__nv_bfloat16Li8|` +
-	`(rope_units|rope_normed)I13__nv_bfloat16Li8|` +
-	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1EEE`)
+var inVectors = regexp.MustCompile(
+	`elementwise_units.*\d(Add|SwiGLUI\d\w+E\d+(?:Forward|Backward|BackwardRestore)|SigmoidForward|SigmoidBackward)E13__nv_bfloat16Li8|` +
+		`(rope_units|rope_normed)I13__nv_bfloat16Li8|` +
+		`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1EEE`)
 
 // TestVectors reads the GPU's instructions: these kernels must write 16 bytes at a time. The
 // compiler splits some stores, which makes the kernel slower by the same factor.

@@ -80,12 +80,14 @@ func stepsTable(kernels map[string]*machineCode, names map[string]string) string
 	var rows []string
 	for symbol, k := range kernels {
 		if strings.Contains(names[symbol], "delta_scan_") && k.step.hmma > 0 {
-			rows = append(rows, fmt.Sprintf("| `%s` | %d | %d | %.0f |\n", names[symbol], k.step.all, k.step.hmma, k.step.clocks))
+			rows = append(rows,
+				fmt.Sprintf("| `%s` | %d | %d | %.0f |\n", names[symbol], k.step.all, k.step.hmma, k.step.clocks))
 		}
 	}
 	if len(rows) == 0 {
 		return ""
 	}
 	slices.Sort(rows)
-	return "\nA step of a scan, for a full chunk, by one warp that is alone on its quarter of a multiprocessor:\n\n| kernel | instructions | HMMA | clocks |\n|---|---|---|---|\n" + strings.Join(rows, "")
+	return "\nA step of a scan, for a full chunk, by one warp that is alone on its quarter of a multiprocessor:\n\n| kernel | instructions | HMMA | clocks |\n|---|---|---|---|\n" +
+		strings.Join(rows, "")
 }

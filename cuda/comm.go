@@ -114,7 +114,8 @@ func (c *Comm) route(op string, s device.Stream, a, b tensor.Tensor, deviceErr e
 	case b.IsNil() || a.Where == b.Where:
 		onDevice = a.Where == tensor.CUDA
 	default:
-		return nil, status.Errorf(status.InvalidArgument, "comm.%s: one of %v and %v is in device memory, the other is not; copy one first", op, a, b)
+		return nil, status.Errorf(status.InvalidArgument,
+			"comm.%s: one of %v and %v is in device memory, the other is not; copy one first", op, a, b)
 	}
 	if !onDevice {
 		return c.host, nil
@@ -130,11 +131,13 @@ func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendR
 	return r.Wait()
 }
 
-func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	err := comm.CheckAllToAll(dst, src, recvRows, sendRows, c.Size())
 	if err == nil {
 		own := c.Rank()
-		err = comm.CheckOwnBlock("comm.AllToAll", own, sendRows[own]*comm.RowBytes(src), recvRows[own]*comm.RowBytes(dst))
+		err = comm.CheckOwnBlock("comm.AllToAll", own, sendRows[own]*comm.RowBytes(src),
+			recvRows[own]*comm.RowBytes(dst))
 	}
 	m, err := c.route("AllToAll", s, dst, src, err)
 	if err != nil {
@@ -228,14 +231,16 @@ var _ comm.Layered = (*Comm)(nil)
 const MaxRanks = 64
 
 // transports has the constructors, by kind.
-var transports = map[string]func(*Device, comm.Comm, streamUse) (transport, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
+var transports = map[string]func(*Device, comm.Comm, streamUse) (transport, error){"ipc": newIPC, "nccl": newNCCL,
+	"staged": newStaged}
 
 // NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's
 // communicator, which the result owns. It is collective over host, and all ranks fail together.
 func NewComm(d *Device, host comm.Comm, kind string) (*Comm, error) {
 	make := transports[kind]
 	if make == nil {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.NewComm: kind %q is unknown; use nccl, ipc or staged", kind)
+		return nil, status.Errorf(status.InvalidArgument, "cuda.NewComm: kind %q is unknown; use nccl, ipc or staged",
+			kind)
 	}
 	return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return make(d, h, use) }, forComm)
 }

@@ -62,7 +62,8 @@ func ofKind(kind string) func(*Device, comm.Comm) (*Comm, error) {
 // ofUse is ofKind for a communication stream of another use.
 func ofUse(kind string, use streamUse) func(*Device, comm.Comm) (*Comm, error) {
 	return func(d *Device, host comm.Comm) (*Comm, error) {
-		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return transports[kind](d, h, use) }, use)
+		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return transports[kind](d, h, use) },
+			use)
 	}
 }
 
@@ -166,7 +167,8 @@ func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 		}
 		for i, x := range got {
 			if want := float32(100*round + 10*(i/int(rows)) + 1); x != want {
-				return status.Errorf(status.Internal, "round %d: element %d of the all-to-all is %v, want %v", round, i, x, want)
+				return status.Errorf(status.Internal, "round %d: element %d of the all-to-all is %v, want %v", round,
+					i, x, want)
 			}
 		}
 		got, err = r.values(s, reduced)
@@ -175,7 +177,8 @@ func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 		}
 		for i, x := range got {
 			if want := float32(n*(100*round+1) + 10*n*(n-1)/2); x != want {
-				return status.Errorf(status.Internal, "round %d: element %d of the sum is %v, want %v", round, i, x, want)
+				return status.Errorf(status.Internal, "round %d: element %d of the sum is %v, want %v", round,
+					i, x, want)
 			}
 		}
 	}

@@ -37,14 +37,16 @@ func axes(r *gpuRank) (seq, data comm.Comm, err error) {
 // and is closed with its last communicator.
 func TestPriorityStream(t *testing.T) {
 	fake := func(d *Device, host comm.Comm) (*Comm, error) {
-		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) }, forComm)
+		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) },
+			forComm)
 	}
 	for _, c := range []struct {
 		name    string
 		make    func(*Device, comm.Comm) (*Comm, error)
 		ordered string // NCCL_LAUNCH_ORDER_IMPLICIT
 		own     bool
-	}{{"ipc", ofKind("ipc"), "", true}, {"staged", ofKind("staged"), "", true}, {"nccl", fake, "", false}, {"nccl, 0", fake, "0", false}, {"nccl, 1", fake, "1", true}} {
+	}{{"ipc", ofKind("ipc"), "", true}, {"staged", ofKind("staged"), "", true}, {"nccl", fake, "", false},
+		{"nccl, 0", fake, "0", false}, {"nccl, 1", fake, "1", true}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("NCCL_LAUNCH_ORDER_IMPLICIT", c.ordered)
 			onGPUs(t, 2, c.make, func(r *gpuRank) error {
@@ -54,9 +56,12 @@ func TestPriorityStream(t *testing.T) {
 				}
 				world, s := streamOf(r.c), streamOf(seq)
 				if own := s.s != world.s; own != c.own || streamOf(data).s != world.s {
-					return status.Errorf(status.Internal, "the sequence axis has its own stream: %v, want %v; the data axis: %v", own, c.own, streamOf(data).s != world.s)
+					return status.Errorf(status.Internal,
+						"the sequence axis has its own stream: %v, want %v; the data axis: %v", own, c.own,
+						streamOf(data).s != world.s)
 				}
-				if x := s.shared.scratch; c.own && x != nil && (x == world.shared.scratch || x.Bytes() >= world.shared.scratch.Bytes()) {
+				if x := s.shared.scratch; c.own && x != nil &&
+					(x == world.shared.scratch || x.Bytes() >= world.shared.scratch.Bytes()) {
 					return status.Errorf(status.Internal, "the scratch of the sequence axis has %d bytes", x.Bytes())
 				}
 				for _, x := range []comm.Comm{seq, data} {
@@ -65,7 +70,8 @@ func TestPriorityStream(t *testing.T) {
 					}
 				}
 				if closed := s.s.s == nil; closed != c.own {
-					return status.Errorf(status.Internal, "after the last communicator, the stream is closed: %v", closed)
+					return status.Errorf(status.Internal, "after the last communicator, the stream is closed: %v",
+						closed)
 				}
 				return nil
 			})
@@ -133,7 +139,8 @@ func TestAllToAllPassesAGather(t *testing.T) {
 					want[i] = float32(10*round + i/rows)
 				}
 				if !slices.Equal(got, want) || !slices.Equal(gathered, want) {
-					return status.Errorf(status.Internal, "round %d: received %v ..., gathered %v ..., want %v ...", round, got[rows-1:rows+1], gathered[rows-1:rows+1], want[rows-1:rows+1])
+					return status.Errorf(status.Internal, "round %d: received %v ..., gathered %v ..., want %v ...",
+						round, got[rows-1:rows+1], gathered[rows-1:rows+1], want[rows-1:rows+1])
 				}
 			}
 			return seq.Close()

@@ -189,7 +189,8 @@ var maxCombined = MaxRanks
 // maxCombined blocks, dst must not be one of them.
 func (l *commStream) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
 	if len(src) > maxCombined && dtype == tensor.BF16 {
-		return status.Errorf(status.Unsupported, "a BF16 sum over %d ranks is not supported (at most %d); use F32", len(src), maxCombined)
+		return status.Errorf(status.Unsupported, "a BF16 sum over %d ranks is not supported (at most %d); use F32",
+			len(src), maxCombined)
 	}
 	part := min(len(src), maxCombined)
 	if err := l.combineUpTo(dst, src[:part], n, dtype, op); err != nil {

@@ -57,7 +57,8 @@ func TestConformanceOfKernels(t *testing.T) {
 	})
 	// the backward pass whose blocks add to dq in any order
 	t.Run("adding", func(t *testing.T) {
-		conformance.RunAttentionUnrepeatable(t, opener(Options{Kernels: "attention_forward=mma,attention_backward=mma"}))
+		conformance.RunAttentionUnrepeatable(t,
+			opener(Options{Kernels: "attention_forward=mma,attention_backward=mma"}))
 	})
 	// heads and documents may be divided by the shape of the call
 	t.Run("delta", func(t *testing.T) { conformance.RunSome(t, opener(Options{}), "GatedDelta", "DeltaLaws") })
@@ -65,7 +66,8 @@ func TestConformanceOfKernels(t *testing.T) {
 		return
 	}
 	t.Run("mma", func(t *testing.T) {
-		conformance.RunAttentionTiled(t, opener(Options{Deterministic: true, Kernels: "attention_forward=mma,attention_backward=mma"}))
+		conformance.RunAttentionTiled(t,
+			opener(Options{Deterministic: true, Kernels: "attention_forward=mma,attention_backward=mma"}))
 	})
 	t.Run("any", func(t *testing.T) { conformance.RunUnrepeatable(t, opener(Options{})) })
 }

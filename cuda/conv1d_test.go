@@ -36,8 +36,9 @@ func TestConv1dBands(t *testing.T) {
 			}
 			y, sums, early := columns(dy, rows), b.put(dw[4*lo*w:4*hi*w], 0, tensor.F32, hi-lo, w), columns(before, w-1)
 			b.must(b.d.Conv1dBackward(b.s, &device.Conv1dGrad{
-				Conv1d: device.Conv1d{X: columns(x, rows), W: b.put(weights[4*lo*w:4*hi*w], 0, tensor.F32, hi-lo, w), Before: columns(before, w-1), Cu: []int64{0, rows}},
-				DY:     y, DX: y, DW: sums, DBefore: early}))
+				Conv1d: device.Conv1d{X: columns(x, rows), W: b.put(weights[4*lo*w:4*hi*w], 0, tensor.F32, hi-lo, w),
+					Before: columns(before, w-1), Cu: []int64{0, rows}},
+				DY: y, DX: y, DW: sums, DBefore: early}))
 			dense := func(x tensor.Tensor) []byte {
 				y := b.put(make([]byte, x.Bytes()), 0, tensor.F32, x.Dims()...)
 				b.must(b.d.Copy(b.s, y, x))
@@ -53,7 +54,8 @@ func TestConv1dBands(t *testing.T) {
 				a, l, r2 := size(whole[i]), size(left[i]), size(right[i])
 				row := append(bytes.Clone(left[i][r*l:(r+1)*l]), right[i][r*r2:(r+1)*r2]...)
 				if !bytes.Equal(whole[i][r*a:(r+1)*a], row) {
-					t.Errorf("%d channels, width %d: %s depends on the other channels", n, w, []string{"dx", "dw", "dbefore"}[i])
+					t.Errorf("%d channels, width %d: %s depends on the other channels", n, w,
+						[]string{"dx", "dw", "dbefore"}[i])
 					break
 				}
 			}

@@ -45,22 +45,28 @@ func TestCounts(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(counted)) {
 		at := counted[name]
 		last, before := at[len(at)-1], at[len(at)-2]
-		t.Logf("%-28s %9d multiply-adds a token, %6d bytes read, %6d written", name, (last.multiplyAdds-before.multiplyAdds)/step, (last.bytesIn-before.bytesIn)/step,
+		t.Logf("%-28s %9d multiply-adds a token, %6d bytes read, %6d written", name,
+			(last.multiplyAdds-before.multiplyAdds)/step, (last.bytesIn-before.bytesIn)/step,
 			(last.bytesOut-before.bytesOut)/step)
-		for what, of := range map[string]func(s sums) int64{"multiply-adds": func(s sums) int64 { return s.multiplyAdds }, "bytes read": func(s sums) int64 { return s.bytesIn },
+		for what, of := range map[string]func(s sums) int64{"multiply-adds": func(s sums) int64 {
+			return s.multiplyAdds
+		}, "bytes read": func(s sums) int64 { return s.bytesIn },
 			"bytes written": func(s sums) int64 { return s.bytesOut }} {
 			var counts []int64
 			for _, s := range at {
 				counts = append(counts, of(s))
 			}
 			if strings.HasPrefix(name, "attention") && what != "bytes written" {
-				if c := differences(differences(differences(counts)))[0]; c != 0 && what == "multiply-adds" || c > counts[0]/2 {
-					t.Errorf("%s: %s at lengths with a step of %d: %d; want a quadratic polynomial", name, what, step, counts)
+				if c := differences(differences(differences(counts)))[0]; c != 0 && what == "multiply-adds" ||
+					c > counts[0]/2 {
+					t.Errorf("%s: %s at lengths with a step of %d: %d; want a quadratic polynomial", name, what,
+						step, counts)
 				}
 				continue
 			}
 			if d := differences(counts); float64(d[1]) > 1.02*float64(d[0]) {
-				t.Errorf("%s: %s at lengths with a step of %d: %d; want the same for each step", name, what, step, counts)
+				t.Errorf("%s: %s at lengths with a step of %d: %d; want the same for each step", name, what,
+					step, counts)
 			}
 		}
 	}
@@ -101,7 +107,8 @@ func TestHiddenTilesAreSkipped(t *testing.T) {
 	all, allBack := counted(func(int, int) bool { return true })
 	some, someBack := counted(func(row, column int) bool { return row == column })
 	none, noneBack := counted(func(int, int) bool { return false })
-	t.Logf("multiply-adds forward: %d, on the diagonal %d, without keys %d; backward %d, %d, %d", all, some, none, allBack, someBack, noneBack)
+	t.Logf("multiply-adds forward: %d, on the diagonal %d, without keys %d; backward %d, %d, %d", all, some, none,
+		allBack, someBack, noneBack)
 	if !(some-none <= (all-none)/4 && some > none && someBack-noneBack <= (allBack-noneBack)/4 && someBack > noneBack) {
 		t.Error("hidden tiles are multiplied")
 	}
@@ -140,7 +147,8 @@ func TestLaunches(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(counted)) {
 		n := counted[name]
 		t.Logf("%-28s %3d launches at 16K tokens, %3d at 32K, %3d at 128K", name, n[0], n[1], n[2])
-		if panels := strings.HasPrefix(name, "delta rule") || name == "conv1d backward"; panels && (n[1] > 2*n[0] || n[2] > 4*n[1]) || !panels && (n[1] != n[0] || n[2] != n[0]) {
+		if panels := strings.HasPrefix(name, "delta rule") || name == "conv1d backward"; panels &&
+			(n[1] > 2*n[0] || n[2] > 4*n[1]) || !panels && (n[1] != n[0] || n[2] != n[0]) {
 			t.Errorf("%s: %d launches", name, n)
 		}
 	}

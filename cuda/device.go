@@ -105,13 +105,15 @@ func (p *plugin) open(o Options) (*Device, error) {
 		return nil, err
 	}
 	d.info = infoOf(C.GoString(&out.name[0]), C.GoString(&out.kernels[0]), int64(out.memory))
-	d.more = Details{Ordinal: o.Ordinal, UUID: C.GoString(&out.uuid[0]), Whole: int64(out.memory), Free: int64(out.free), SM: int(out.sm), Driver: int(out.driver), Emulated: out.emulated != 0}
+	d.more = Details{Ordinal: o.Ordinal, UUID: C.GoString(&out.uuid[0]), Whole: int64(out.memory),
+		Free: int64(out.free), SM: int(out.sm), Driver: int(out.driver), Emulated: out.emulated != 0}
 	return d, nil
 }
 
 func infoOf(name, kernels string, memory int64) device.Info {
 	return device.Info{Kind: "cuda", Name: name, Kernels: kernels, Align: align, Place: tensor.CUDA,
-		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, LogitsBF16: true, AttentionHead: C.ULY_ATTENTION_HEAD, DeltaHead: C.ULY_DELTA_HEAD, Memory: memory}
+		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, LogitsBF16: true,
+		AttentionHead: C.ULY_ATTENTION_HEAD, DeltaHead: C.ULY_DELTA_HEAD, Memory: memory}
 }
 
 // SharedBy sets the number of ranks that compute on this GPU and divides its memory among them.

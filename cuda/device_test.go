@@ -15,7 +15,8 @@ import (
 
 // opened returns a device with a stream, and a function that allocates tensors. Results are bitwise
 // reproducible unless the options say otherwise.
-func opened(t testing.TB, options ...Options) (*Device, device.Stream, func(d tensor.DType, shape ...int64) tensor.Tensor) {
+func opened(t testing.TB, options ...Options) (*Device, device.Stream,
+	func(d tensor.DType, shape ...int64) tensor.Tensor) {
 	t.Helper()
 	cudatest.Use(t)
 	d, err := Open(append(options, Options{Deterministic: true})[0])
@@ -43,7 +44,8 @@ func opened(t testing.TB, options ...Options) (*Device, device.Stream, func(d te
 func TestInfo(t *testing.T) {
 	d, _, _ := opened(t)
 	i, more := d.Info(), d.Details()
-	if i.Kind != "cuda" || i.Name == "" || i.Kernels == "" || i.Align != 256 || i.Place != tensor.CUDA || !i.TokenMajor || i.Memory <= 0 {
+	if i.Kind != "cuda" || i.Name == "" || i.Kernels == "" || i.Align != 256 || i.Place != tensor.CUDA ||
+		!i.TokenMajor || i.Memory <= 0 {
 		t.Errorf("%+v", i)
 	}
 	if len(i.Compute) != 2 || i.Compute[0] != tensor.BF16 || i.Compute[1] != tensor.F32 {
@@ -55,7 +57,9 @@ func TestInfo(t *testing.T) {
 	if d, err := Open(Options{Ordinal: 1 << 20}); err == nil || !strings.Contains(err.Error(), "1048576") {
 		t.Errorf("GPU 2^20 = %v, %v: want an error that names it", d, err)
 	}
-	if b, err := d.Alloc(1 << 60); err == nil || !strings.Contains(err.Error(), "device memory: out of GPU memory: 1152921504606846976 bytes requested on "+i.Name) || !strings.Contains(err.Error(), "; end other processes on this GPU") {
+	if b, err := d.Alloc(1 << 60); err == nil ||
+		!strings.Contains(err.Error(), "device memory: out of GPU memory: 1152921504606846976 bytes requested on "+
+			i.Name) || !strings.Contains(err.Error(), "; end other processes on this GPU") {
 		t.Errorf("2^60 bytes: %v, %v: want an error with the size, the GPU and the fix", b, err)
 	}
 	if d, err := Open(Options{Kernels: "gemm=imagined"}); err == nil || !strings.Contains(err.Error(), "imagined") {
@@ -103,7 +107,8 @@ func TestClosing(t *testing.T) {
 		_, noStream := d.NewStream()
 		_, noEvent := d.NewEvent()
 		_, noMemory := d.Alloc(1)
-		for name, err := range map[string]error{"Fill": d.Fill(s, x, 1), "Sync": s.Sync(), "Record": s.Record(e), "Wait": s.Wait(e), "Event.Sync": e.Sync(),
+		for name, err := range map[string]error{"Fill": d.Fill(s, x, 1), "Sync": s.Sync(), "Record": s.Record(e),
+			"Wait": s.Wait(e), "Event.Sync": e.Sync(),
 			"NewStream": noStream, "NewEvent": noEvent, "Alloc": noMemory} {
 			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "closed") {
 				t.Errorf("%s after Close: %v", name, err)
@@ -124,7 +129,8 @@ func TestForeign(t *testing.T) {
 	mark, _ := host.NewEvent()
 	x := alloc(tensor.F32, 4)
 	for name, err := range map[string]error{
-		"no stream": d.Fill(nil, x, 1), "the CPU's stream": d.Fill(alien, x, 1), "another GPU's stream": d.Fill(other, x, 1),
+		"no stream": d.Fill(nil, x, 1), "the CPU's stream": d.Fill(alien, x, 1),
+		"another GPU's stream":     d.Fill(other, x, 1),
 		"Copy on another's stream": d.Copy(other, x, x), "no event": s.Wait(nil), "the CPU's event": s.Record(mark),
 		"Alloc of -1": func() error { _, err := d.Alloc(-1); return err }(),
 	} {
@@ -143,12 +149,16 @@ func TestNoAllocation(t *testing.T) {
 	const n, heads, dim = 24, 2, 8
 	x, w, rstd := alloc(tensor.BF16, n, dim), alloc(tensor.BF16, dim), alloc(tensor.F32, n)
 	flat, qkv := alloc(tensor.F32, 100), alloc(tensor.BF16, n, heads, dim)
-	a := &device.Attention{Q: qkv, K: qkv, V: qkv, Out: alloc(tensor.BF16, n, heads, dim), LSE: alloc(tensor.F32, n, heads), CuQ: []int64{0, 5, n},
-		CuK: []int64{0, 5, n}, KVHead: []int64{0, 1}, Causal: true, Scale: 1, Window: &device.Window{Left: 3, Right: -1}}
+	a := &device.Attention{Q: qkv, K: qkv, V: qkv, Out: alloc(tensor.BF16, n, heads, dim),
+		LSE: alloc(tensor.F32, n, heads), CuQ: []int64{0, 5, n}, CuK: []int64{0, 5, n}, KVHead: []int64{0, 1},
+		Causal: true, Scale: 1,
+		Window: &device.Window{Left: 3, Right: -1}}
 	a.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(a, true), d.AttentionWorkspace(a, false), 1))
-	grad := &device.AttentionGrad{Attention: *a, DOut: a.Out, DQ: alloc(tensor.BF16, n, heads, dim), DK: alloc(tensor.BF16, n, heads, dim), DV: alloc(tensor.BF16, n, heads, dim)}
+	grad := &device.AttentionGrad{Attention: *a, DOut: a.Out, DQ: alloc(tensor.BF16, n, heads, dim),
+		DK: alloc(tensor.BF16, n, heads, dim), DV: alloc(tensor.BF16, n, heads, dim)}
 	norm := &device.RMSNorm{X: x, W: w, Y: x, RStd: rstd}
-	adam := &device.AdamW{W: flat, G: flat, M: flat, V: flat, Step: 1, Decay: []device.Range{{Lo: 0, Hi: 10}, {Lo: 20, Hi: 100}}}
+	adam := &device.AdamW{W: flat, G: flat, M: flat, V: flat, Step: 1,
+		Decay: []device.Range{{Lo: 0, Hi: 10}, {Lo: 20, Hi: 100}}}
 	e, err := d.NewEvent()
 	if err != nil {
 		t.Fatal(err)
@@ -156,8 +166,9 @@ func TestNoAllocation(t *testing.T) {
 	defer e.Close()
 	back := tensor.OfFloat32(make([]float32, 100), 100)
 	calls := func() {
-		for _, err := range []error{d.Fill(s, flat, 1), d.RMSNormForward(s, norm), d.AttentionForward(s, a), d.AttentionBackward(s, grad),
-			d.AdamW(s, adam), d.Copy(s, flat, back), d.Copy(s, back, flat), s.Record(e), s.Wait(e), s.Sync()} {
+		for _, err := range []error{d.Fill(s, flat, 1), d.RMSNormForward(s, norm), d.AttentionForward(s, a),
+			d.AttentionBackward(s, grad), d.AdamW(s, adam), d.Copy(s, flat, back), d.Copy(s, back, flat), s.Record(e),
+			s.Wait(e), s.Sync()} {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,7 +202,8 @@ func TestThreads(t *testing.T) {
 			all.Go(func() {
 				runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
 				host := make([]float32, 1000)
-				for _, err := range []error{r.d.Fill(r.s, r.x, float64(round)), r.d.Copy(r.s, tensor.OfFloat32(host, 1000), r.x), r.s.Sync()} {
+				for _, err := range []error{r.d.Fill(r.s, r.x, float64(round)),
+					r.d.Copy(r.s, tensor.OfFloat32(host, 1000), r.x), r.s.Sync()} {
 					if err != nil {
 						t.Error(err)
 					}
@@ -208,8 +220,9 @@ func TestThreads(t *testing.T) {
 // TestAttentionLists: lists of wrong lengths, which the plug-in cannot check, are refused.
 func TestAttentionLists(t *testing.T) {
 	d, s, alloc := opened(t)
-	good := device.Attention{Q: alloc(tensor.F32, 3, 2, 8), K: alloc(tensor.F32, 3, 1, 8), V: alloc(tensor.F32, 3, 1, 8), Out: alloc(tensor.F32, 3, 2, 8),
-		LSE: alloc(tensor.F32, 3, 2), CuQ: []int64{0, 3}, CuK: []int64{0, 3}, Scale: 1}
+	good := device.Attention{Q: alloc(tensor.F32, 3, 2, 8), K: alloc(tensor.F32, 3, 1, 8),
+		V: alloc(tensor.F32, 3, 1, 8), Out: alloc(tensor.F32, 3, 2, 8), LSE: alloc(tensor.F32, 3, 2),
+		CuQ: []int64{0, 3}, CuK: []int64{0, 3}, Scale: 1}
 	good.Workspace = alloc(tensor.U8, max(1, d.AttentionWorkspace(&good, false)))
 	if err := d.AttentionForward(s, &good); err != nil {
 		t.Fatal(err)
@@ -224,7 +237,8 @@ func TestAttentionLists(t *testing.T) {
 		a := good
 		change(&a)
 		for pass, err := range map[string]error{"forward": d.AttentionForward(s, &a),
-			"backward": d.AttentionBackward(s, &device.AttentionGrad{Attention: a, DOut: a.Out, DQ: a.Q, DK: a.K, DV: a.V})} {
+			"backward": d.AttentionBackward(s,
+				&device.AttentionGrad{Attention: a, DOut: a.Out, DQ: a.Q, DK: a.K, DV: a.V})} {
 			if status.Of(err) != status.InvalidArgument {
 				t.Errorf("%s, %s: %v: want an error", name, pass, err)
 			}

@@ -23,7 +23,8 @@ func TestEmulator(t *testing.T) {
 	sources := emulatorSources(t)
 	program := filepath.Join(t.TempDir(), "emulated_test")
 	compileEmulator(t, append(sources, "-fsanitize=alignment", "-o", program, "-lpthread", "-ldl")...)
-	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "devices", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
+	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment",
+		"devices", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)
@@ -50,8 +51,10 @@ func emulatorSources(t *testing.T) []string {
 // compileEmulator compiles sources of the emulator, or links them.
 func compileEmulator(t *testing.T, args ...string) {
 	t.Helper()
-	flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED", "-Iplugin"}
-	if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), append(flags, args...)...).CombinedOutput(); err != nil {
+	flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED",
+		"-Iplugin"}
+	if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"),
+		append(flags, args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -102,7 +105,8 @@ func TestStrayWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dst := tensor.Tensor{Data: b.Pointer(), DType: tensor.F32, Where: tensor.CUDA, NDim: 1, Shape: [8]int64{x.n}, Stride: [8]int64{1}}
+		dst := tensor.Tensor{Data: b.Pointer(), DType: tensor.F32, Where: tensor.CUDA, NDim: 1, Shape: [8]int64{x.n},
+			Stride: [8]int64{1}}
 		if err := x.d.Fill(s, dst, 1); err != nil {
 			t.Fatal(err)
 		}

@@ -32,8 +32,8 @@ func TestExternalStream(t *testing.T) {
 	for i := range 20 {
 		want := float64(i)
 		address := *(*uintptr)(unsafe.Pointer(theirs.s)) // the first field of uly_stream is its cudaStream_t
-		err := errors.Join(d.Fill(theirs, y, math.NaN()), d.Fill(theirs, x, want), g.Enter(address, s), d.Add(s, y, x, x), g.Leave(address, s),
-			d.Copy(theirs, tensor.OfFloat32(host, n), y), theirs.Sync())
+		err := errors.Join(d.Fill(theirs, y, math.NaN()), d.Fill(theirs, x, want), g.Enter(address, s),
+			d.Add(s, y, x, x), g.Leave(address, s), d.Copy(theirs, tensor.OfFloat32(host, n), y), theirs.Sync())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,8 @@ func TestExternalStream(t *testing.T) {
 			t.Errorf("stream %d: %v", byName, err)
 		}
 	}
-	if err := d.Scale(&stream{d: d, s: g.external}, tensor.Tensor{}, 1); err == nil || !strings.Contains(err.Error(), "belongs to the host program") {
+	if err := d.Scale(&stream{d: d, s: g.external}, tensor.Tensor{}, 1); err == nil ||
+		!strings.Contains(err.Error(), "belongs to the host program") {
 		t.Errorf("an operation on a host program's stream: %v", err)
 	}
 	if n := testing.AllocsPerRun(100, func() {
@@ -79,7 +80,8 @@ func TestMemoryKinds(t *testing.T) {
 		p    unsafe.Pointer
 		want MemoryKind
 		gpu  int
-	}{{x.Data, GPUMemory, d.Details().Ordinal}, {unsafe.Add(x.Data, 396), GPUMemory, d.Details().Ordinal}, {unsafe.Pointer(&own[0]), HostMemory, -1},
+	}{{x.Data, GPUMemory, d.Details().Ordinal}, {unsafe.Add(x.Data, 396), GPUMemory, d.Details().Ordinal},
+		{unsafe.Pointer(&own[0]), HostMemory, -1},
 		{pinned.Pointer(), PinnedMemory, d.Details().Ordinal}, {pointer(4096), HostMemory, -1}} {
 		if at, gpu, err := g.MemoryKindOf(c.p); err != nil || at != c.want || gpu != c.gpu {
 			t.Errorf("%p has kind %d, GPU %d, %v: want %d, %d", c.p, at, gpu, err, c.want, c.gpu)

@@ -30,7 +30,8 @@ func scripted(t *testing.T, programs map[string]string) string {
 func on(t *testing.T, programs string, env []string, argv ...string) (int, string) {
 	t.Helper()
 	c := exec.Command(argv[0], argv[1:]...)
-	c.Env = append(append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "ULYSSES_NVIDIA_ROOT=/none", "OUT="), env...)
+	c.Env = append(append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "ULYSSES_NVIDIA_ROOT=/none", "OUT="),
+		env...)
 	out, _ := c.CombinedOutput()
 	return c.ProcessState.ExitCode(), string(out)
 }
@@ -55,24 +56,39 @@ func TestGPUCheck(t *testing.T) {
 		code               int
 		want               []string
 	}{
-		"no GPU":                {"exit 127", "", "exit 0", 77, []string{"no GPU on this machine; nothing was checked (77)"}},
-		"no driver":             {"echo \"" + fails + "\"; exit 9", "", "exit 0", 77, []string{"nothing was checked (77)"}},
-		"no devices":            {"echo No devices found.; exit 6", "  GPUs  none", "exit 0", 77, []string{"nothing was checked (77)"}},
-		"one that doctor finds": {"exit 127", "  GPU 0  stand-in, 1 GiB free", "echo '--- PASS: TestCUDAx (0.10s)'", 0, []string{"ok", "comm: TestCUDAx", "1 checks: 1 passed, 0 failed, 0 skipped"}},
-		"passes": {manyGPUs, "", "printf -- '--- PASS: TestCUDAx (0.10s)\n    --- PASS: TestCUDAx/part (0.05s)\n        --- PASS: TestCUDAx/part/of (0.05s)\n'", 0,
+		"no GPU": {"exit 127", "", "exit 0", 77,
+			[]string{"no GPU on this machine; nothing was checked (77)"}},
+		"no driver": {"echo \"" + fails + "\"; exit 9", "", "exit 0", 77,
+			[]string{"nothing was checked (77)"}},
+		"no devices": {"echo No devices found.; exit 6", "  GPUs  none", "exit 0", 77,
+			[]string{"nothing was checked (77)"}},
+		"one that doctor finds": {"exit 127", "  GPU 0  stand-in, 1 GiB free", "echo '--- PASS: TestCUDAx (0.10s)'", 0,
+			[]string{"ok", "comm: TestCUDAx", "1 checks: 1 passed, 0 failed, 0 skipped"}},
+		"passes": {manyGPUs, "",
+			"printf -- '--- PASS: TestCUDAx (0.10s)\n    --- PASS: TestCUDAx/part (0.05s)\n        --- PASS: TestCUDAx/part/of (0.05s)\n'",
+			0,
 			[]string{"TestCUDAx/part\n", "2 checks: 2 passed"}},
-		"one fails": {manyGPUs, "", "printf -- '    x_test.go:7: 3 is not 4\n--- FAIL: TestCUDAx (0.10s)\n--- PASS: TestCUDAy (0.10s)\nFAIL\n'; exit 1", 1,
+		"one fails": {manyGPUs, "",
+			"printf -- '    x_test.go:7: 3 is not 4\n--- FAIL: TestCUDAx (0.10s)\n--- PASS: TestCUDAy (0.10s)\nFAIL\n'; exit 1",
+			1,
 			[]string{"x_test.go:7: 3 is not 4", "FAILED", "comm: TestCUDAx", "2 checks: 1 passed, 1 failed"}},
-		"its own reason": {manyGPUs, "", "printf -- '    x_test.go:7: SKIPPED: no second GPU\n--- SKIP: TestCUDAx (0.00s)\n--- PASS: TestCUDAy (0.10s)\n    x_test.go:9: SKIPPED: too small\n--- SKIP: TestCUDAz (0.00s)\n'", 0,
-			[]string{"comm: TestCUDAx: no second GPU\n", "comm: TestCUDAz: too small\n", "3 checks: 1 passed, 0 failed, 2 skipped"}},
-		"nothing but skips": {manyGPUs, "", "printf -- '    x_test.go:7: SKIPPED: because\n--- SKIP: TestCUDAx (0.00s)\n'", 1, []string{"1 checks: 0 passed, 0 failed, 1 skipped"}},
-		"no tests":          {manyGPUs, "", "echo testing: warning: no tests to run; echo PASS", 1, []string{"comm: no test ran", "1 checks: 0 passed, 1 failed"}},
+		"its own reason": {manyGPUs, "",
+			"printf -- '    x_test.go:7: SKIPPED: no second GPU\n--- SKIP: TestCUDAx (0.00s)\n--- PASS: TestCUDAy (0.10s)\n    x_test.go:9: SKIPPED: too small\n--- SKIP: TestCUDAz (0.00s)\n'",
+			0,
+			[]string{"comm: TestCUDAx: no second GPU\n", "comm: TestCUDAz: too small\n",
+				"3 checks: 1 passed, 0 failed, 2 skipped"}},
+		"nothing but skips": {manyGPUs, "",
+			"printf -- '    x_test.go:7: SKIPPED: because\n--- SKIP: TestCUDAx (0.00s)\n'", 1,
+			[]string{"1 checks: 0 passed, 0 failed, 1 skipped"}},
+		"no tests": {manyGPUs, "", "echo testing: warning: no tests to run; echo PASS", 1,
+			[]string{"comm: no test ran", "1 checks: 0 passed, 1 failed"}},
 		"crashes": {manyGPUs, "", "echo '--- PASS: TestCUDAx (0.10s)'; echo 'fatal error: out of it'; exit 2", 1,
 			[]string{"fatal error: out of it", "comm: exit 2", "2 checks: 1 passed, 1 failed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bundle := scripted(t, map[string]string{"bin/ulysses-mpi": "echo '" + c.doctor + "'", "openmpi/env.sh": "", "tests/comm.test": c.tests})
+			bundle := scripted(t, map[string]string{"bin/ulysses-mpi": "echo '" + c.doctor + "'", "openmpi/env.sh": "",
+				"tests/comm.test": c.tests})
 			programs := scripted(t, map[string]string{"nvidia-smi": c.smi})
 			code, out := on(t, programs, []string{"CHECKS=comm"}, "../scripts/gpu-check.sh", bundle)
 			if code != c.code {
@@ -99,14 +115,17 @@ func TestGPUCheckParts(t *testing.T) {
 	}{
 		"an unknown part": {[]string{"PART=9"}, 2, []string{"there is no part 9; set PART to 1 to 8"}},
 		// 25 s, of which 15 are for the archive: too little to begin
-		"no time":   {[]string{"PART=5", "MINUTES=0.4"}, 1, []string{"not run, because the part's time is over: comm processes"}},
-		"too slow":  {[]string{"PART=5", "MINUTES=0.6"}, 1, []string{"comm: TestCUDAx", "ran past", "not run, because the part's time is over: processes"}},
+		"no time": {[]string{"PART=5", "MINUTES=0.4"}, 1,
+			[]string{"not run, because the part's time is over: comm processes"}},
+		"too slow": {[]string{"PART=5", "MINUTES=0.6"}, 1,
+			[]string{"comm: TestCUDAx", "ran past", "not run, because the part's time is over: processes"}},
 		"too short": {[]string{"CHECKS=processes"}, 0, []string{"processes: TestCUDAy", "1 checks: 1 passed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			bundle := scripted(t, map[string]string{"bin/ulysses-mpi": "", "openmpi/env.sh": "",
-				"tests/comm.test": "echo '--- PASS: TestCUDAx (0.10s)'; sleep 60", "tests/ulysses-mpi.test": "echo '--- PASS: TestCUDAy (0.10s)'"})
+				"tests/comm.test":        "echo '--- PASS: TestCUDAx (0.10s)'; sleep 60",
+				"tests/ulysses-mpi.test": "echo '--- PASS: TestCUDAy (0.10s)'"})
 			out := t.TempDir()
 			code, said := on(t, programs, append(c.env, "OUT="+out), "../scripts/gpu-check.sh", bundle)
 			if code != c.code {
@@ -125,7 +144,8 @@ func TestGPUCheckParts(t *testing.T) {
 				t.Fatal("written:", archives)
 			}
 			names, err := exec.Command("tar", "tzf", archives[0]).Output()
-			if err != nil || !strings.Contains(string(names), "doctor.log") || strings.Contains(said, "TestCUDAx") != strings.Contains(string(names), "comm.log") {
+			if err != nil || !strings.Contains(string(names), "doctor.log") ||
+				strings.Contains(said, "TestCUDAx") != strings.Contains(string(names), "comm.log") {
 				t.Errorf("%s has %s, %v", archives[0], names, err)
 			}
 		})
@@ -188,16 +208,20 @@ func TestGPUBench(t *testing.T) {
 		want               []string
 		kept               bool
 	}{
-		"no GPU":       {"exit 127", "exit 6", "exit 77", 77, []string{"no GPU on this machine; nothing was measured (77)"}, false},
+		"no GPU": {"exit 127", "exit 6", "exit 77", 77,
+			[]string{"no GPU on this machine; nothing was measured (77)"}, false},
 		"all measured": {"echo stand-in", measures, "exit 77", 0, []string{"|copy|500.000|4|1.00|"}, true},
-		"one fails":    {"echo stand-in", `[ "$1" = gpu_ops ] || { echo no memory >&2; exit 6; }; ` + measures, "exit 77", 1, []string{"|copy|500.000|", "no memory", "1 programs failed: bench gpu_host (6)"}, true},
-		"PyTorch's":    {"echo stand-in", measures, "exit 3", 1, []string{"|copy|", "python torch_gpu.py (3)"}, true},
-		"all fail":     {"echo stand-in", "exit 6", "exit 77", 1, []string{"nothing was measured"}, false},
+		"one fails": {"echo stand-in", `[ "$1" = gpu_ops ] || { echo no memory >&2; exit 6; }; ` + measures,
+			"exit 77", 1, []string{"|copy|500.000|", "no memory", "1 programs failed: bench gpu_host (6)"}, true},
+		"PyTorch's": {"echo stand-in", measures, "exit 3", 1, []string{"|copy|", "python torch_gpu.py (3)"}, true},
+		"all fail":  {"echo stand-in", "exit 6", "exit 77", 1, []string{"nothing was measured"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			programs, out := scripted(t, map[string]string{"nvidia-smi": c.smi, "bench": c.bench, "python": c.python}), t.TempDir()
-			code, said := on(t, programs, nil, "python3", "../benchmarks/gpu.py", "--suites", "gpu_ops,gpu_host", "--rounds", "1", "--out", out,
+			programs, out := scripted(t, map[string]string{"nvidia-smi": c.smi, "bench": c.bench, "python": c.python}),
+				t.TempDir()
+			code, said := on(t, programs, nil, "python3", "../benchmarks/gpu.py", "--suites", "gpu_ops,gpu_host",
+				"--rounds", "1", "--out", out,
 				"--ulysses", filepath.Join(programs, "bench"), "--python", filepath.Join(programs, "python"))
 			if code != c.code {
 				t.Errorf("exit %d, want %d\n%s", code, c.code, said)
@@ -219,12 +243,15 @@ func TestGPUBench(t *testing.T) {
 func TestGPUBenchKeeps(t *testing.T) {
 	withoutGPU(t)
 	line := func(name, op, seconds string) string {
-		return `echo '{"peer":"ulysses","case":"` + name + `","op":"` + op + `","min_s":` + seconds + `,"median_s":` + seconds + `,"gbs":4,"gflops":4}'`
+		return `echo '{"peer":"ulysses","case":"` + name + `","op":"` + op + `","min_s":` + seconds + `,"median_s":` +
+			seconds + `,"gbs":4,"gflops":4}'`
 	}
 	step := func(n, seconds string) string {
-		return `echo '{"step":` + n + `,"seconds":` + seconds + `,"model_tflops":500,"tokens":131072,"peak_bytes":2147483648}'`
+		return `echo '{"step":` + n + `,"seconds":` + seconds +
+			`,"model_tflops":500,"tokens":131072,"peak_bytes":2147483648}'`
 	}
-	programs := scripted(t, map[string]string{"nvidia-smi": "echo stand-in", "python": "exit 77", "bench": `case "$PROGRAM$1" in
+	programs := scripted(t,
+		map[string]string{"nvidia-smi": "echo stand-in", "python": "exit 77", "bench": `case "$PROGRAM$1" in
 gpu_ops) ` + line("copy of heads", "memory", `'"$SECONDS_OF_A_COPY"'`) + `;;
 gpu_loss) ` + line("head", "forward+backward", "0.25") + `;;
 ulysses-mpirun) out=${4#output.dir=}; mkdir -p "$out"; { ` + step("1", "90") + "; " + step("2", "40") + "; " + step("3", "44") + `; } > "$out/metrics.jsonl";;
@@ -233,7 +260,8 @@ esac`})
 	out := t.TempDir()
 	run := func(suites, seconds string) string {
 		t.Helper()
-		code, said := on(t, programs, nil, "env", "SECONDS_OF_A_COPY="+seconds, "python3", "../benchmarks/gpu.py", "--suites", suites, "--rounds", "1", "--out", out,
+		code, said := on(t, programs, nil, "env", "SECONDS_OF_A_COPY="+seconds, "python3", "../benchmarks/gpu.py",
+			"--suites", suites, "--rounds", "1", "--out", out,
 			"--ulysses", filepath.Join(programs, "bench"), "--python", filepath.Join(programs, "python"))
 		if code != 0 {
 			t.Fatalf("exit %d\n%s", code, said)
@@ -247,12 +275,14 @@ esac`})
 	run("gpu_ops", "0.5")
 	run("gpu_loss", "0.5")
 	kept := run("gpu_step", "0.5")
-	for _, want := range []string{"|copy of heads|500.000|", "|head|forward+backward|250.000|", "|gpu-step|42.00|3121|476|2.0|", "- gpu_ops, gpu_loss, gpu_step: driver stand-in"} {
+	for _, want := range []string{"|copy of heads|500.000|", "|head|forward+backward|250.000|",
+		"|gpu-step|42.00|3121|476|2.0|", "- gpu_ops, gpu_loss, gpu_step: driver stand-in"} {
 		if !strings.Contains(kept, want) {
 			t.Errorf("%q is not in\n%s", want, kept)
 		}
 	}
-	if again := run("gpu_ops", "0.125"); !strings.Contains(again, "|copy of heads|125.000|") || strings.Contains(again, "500.000") || !strings.Contains(again, "|head|") {
+	if again := run("gpu_ops", "0.125"); !strings.Contains(again, "|copy of heads|125.000|") ||
+		strings.Contains(again, "500.000") || !strings.Contains(again, "|head|") {
 		t.Errorf("a second measurement of a suite does not replace the first one:\n%s", again)
 	}
 }

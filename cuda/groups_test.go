@@ -43,8 +43,9 @@ func newGrouped(b *bench, n int) *grouped {
 	}
 	rope := func(o options) {
 		const tokens, heads = 3, 2
-		r := &device.Rope{X: take(o.dtype, tokens, heads+1, o.dim).Slice(1, 0, heads), Y: take(o.dtype, heads, tokens, o.dim).Permute(1, 0, 2),
-			Cos: take(tensor.F32, tokens, 8), Sin: take(tensor.F32, tokens, 8), Inverse: o.back}
+		r := &device.Rope{X: take(o.dtype, tokens, heads+1, o.dim).Slice(1, 0, heads),
+			Y: take(o.dtype, heads, tokens, o.dim).Permute(1, 0, 2), Cos: take(tensor.F32, tokens, 8),
+			Sin: take(tensor.F32, tokens, 8), Inverse: o.back}
 		if o.norm {
 			r.W, r.RStd, r.Eps = take(o.dtype, o.dim), take(tensor.F32, tokens, heads+1).Slice(1, 0, heads), 1e-6
 		}
@@ -74,7 +75,9 @@ func newGrouped(b *bench, n int) *grouped {
 		case 8:
 			copies(take(tensor.BF16, 20, 20), take(tensor.BF16, 20, 20).Permute(1, 0))
 		case 9:
-			copies(take(tensor.BF16, 2, 2, 2, 2, 8), take(tensor.BF16, 3, 3, 3, 3, 9).Slice(0, 0, 2).Slice(1, 0, 2).Slice(2, 0, 2).Slice(3, 0, 2).Slice(4, 0, 8))
+			copies(take(tensor.BF16, 2, 2, 2, 2, 8),
+				take(tensor.BF16, 3, 3, 3, 3, 9).Slice(0, 0, 2).Slice(1, 0, 2).Slice(2, 0, 2).Slice(3, 0,
+					2).Slice(4, 0, 8))
 		case 10:
 			rope(options{dtype: tensor.BF16, dim: 17})
 		}
@@ -113,7 +116,8 @@ func TestGroups(t *testing.T) {
 func TestGroupOrder(t *testing.T) {
 	b := newBench(t)
 	x := b.put(bytesOfFloats(1, 2, 3, 4), 0, tensor.F32, 4)
-	y, z, w := b.put(make([]byte, 16), 0, tensor.F32, 4), b.put(make([]byte, 16), 0, tensor.F32, 4), b.put(make([]byte, 16), 0, tensor.F32, 4)
+	y, z, w := b.put(make([]byte, 16), 0, tensor.F32, 4), b.put(make([]byte, 16), 0, tensor.F32, 4),
+		b.put(make([]byte, 16), 0, tensor.F32, 4)
 	e, err := b.d.NewEvent()
 	b.must(err)
 	defer e.Close()

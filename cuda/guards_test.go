@@ -21,7 +21,8 @@ func TestGuards(t *testing.T) {
 	names := []string{"ColumnSum", "Sum", "SwiGLU", "Embedding", "CrossEntropy", "DeltaGates"}
 	all := os.Getenv("ULYSSES_TEST_GUARDS") != ""
 	if all {
-		names = append(names, "Copy", "Cast", "Fill", "Add", "Scale", "Gemm", "RMSNorm", "AddRMSNorm", "Rope", "AdamW", "SGD", "Attention", "AttentionWide", "GatedRMSNorm", "SigmoidGate",
+		names = append(names, "Copy", "Cast", "Fill", "Add", "Scale", "Gemm", "RMSNorm", "AddRMSNorm", "Rope", "AdamW",
+			"SGD", "Attention", "AttentionWide", "GatedRMSNorm", "SigmoidGate",
 			"Conv1d", "GatedDelta", "DeltaStates", "Dropout", "Experts", "Aligned")
 	}
 	for _, guard := range []string{"1", "16", "-1"} {
@@ -30,10 +31,14 @@ func TestGuards(t *testing.T) {
 			conformance.RunBare(t, opener(Options{Deterministic: true}), names...)
 			if all {
 				t.Run("small", func(t *testing.T) {
-					conformance.RunBare(t, opener(Options{Deterministic: true, Kernels: "attention_forward=small,attention_backward=small"}), "Attention")
+					conformance.RunBare(t,
+						opener(Options{Deterministic: true,
+							Kernels: "attention_forward=small,attention_backward=small"}), "Attention")
 				})
 				t.Run("wgmma", func(t *testing.T) {
-					conformance.RunAttentionPlainBare(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
+					conformance.RunAttentionPlainBare(t,
+						opener(Options{Deterministic: true,
+							Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
 				})
 			}
 		})

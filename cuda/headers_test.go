@@ -22,8 +22,10 @@ func hostProgram(t *testing.T, source string) {
 func hostProgramWith(t *testing.T, source string, args ...string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "test")
-	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",
-		"-fno-sanitize-recover=undefined", "-Iplugin", "-Iplugin/libraries/fakes", "-o", program, filepath.Join("plugin", source), "-ldl")
+	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra",
+		"-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",
+		"-fno-sanitize-recover=undefined", "-Iplugin", "-Iplugin/libraries/fakes", "-o", program,
+		filepath.Join("plugin", source), "-ldl")
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", compile, err, out)
 	}

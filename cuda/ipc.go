@@ -117,11 +117,15 @@ func (c *ipc) checkPacket(j int) error {
 	p, first := c.packetOf(j), c.packetOf(0)
 	switch {
 	case p.failed():
-		return status.Errorf(status.Comm, "comm.%s: rank %d could not export its tensor; see its error", c.own.header().name(), j)
+		return status.Errorf(status.Comm, "comm.%s: rank %d could not export its tensor; see its error",
+			c.own.header().name(), j)
 	case p.header() != first.header():
-		return status.Errorf(status.Comm, "rank %d calls %v, rank 0 calls %v; all ranks must make the same calls in the same order", j, p.header(), first.header())
+		return status.Errorf(status.Comm,
+			"rank %d calls %v, rank 0 calls %v; all ranks must make the same calls in the same order", j, p.header(),
+			first.header())
 	case p.header().op != opAllToAll && !p.sameRows(first):
-		return status.Errorf(status.Comm, "comm.%s: the row counts of ranks %d and 0 differ; give the same counts on all ranks", p.header().name(), j)
+		return status.Errorf(status.Comm,
+			"comm.%s: the row counts of ranks %d and 0 differ; give the same counts on all ranks", p.header().name(), j)
 	}
 	return nil
 }
@@ -164,7 +168,8 @@ func (c *ipc) cleanup(err *error) {
 	c.group.leave(*err != nil)
 }
 
-func (c *ipc) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (_ comm.Request, err error) {
+func (c *ipc) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (_ comm.Request,
+	err error) {
 	defer c.cleanup(&err)
 	n := len(c.peers)
 	width := max(comm.RowBytes(dst), comm.RowBytes(src))
@@ -179,7 +184,10 @@ func (c *ipc) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, s
 	for from := range n {
 		for to := range n {
 			if sent, expected := c.packetOf(from).sent(to), c.packetOf(to).received(from); sent != expected {
-				return nil, status.Errorf(status.Comm, "comm.AllToAll: rank %d sends %d bytes to rank %d, which expects %d; counts must be equal", from, sent, to, expected)
+				return nil,
+					status.Errorf(status.Comm,
+						"comm.AllToAll: rank %d sends %d bytes to rank %d, which expects %d; counts must be equal",
+						from, sent, to, expected)
 			}
 		}
 	}

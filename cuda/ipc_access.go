@@ -25,8 +25,9 @@ type accessProbe struct {
 
 // noAccess returns the error of a machine on which GPUs work but CUDA IPC does not.
 func noAccess(what string, err error) error {
-	return status.Errorf(status.Unsupported, "device.comm = \"ipc\": processes cannot access each other's GPU memory: CUDA %s: %w; set device.comm to \"nccl\" or \"mpi\", "+
-		"or let containers share the host's IPC and PID namespaces (MIG slices do not support ipc)", what, err)
+	return status.Errorf(status.Unsupported,
+		"device.comm = \"ipc\": processes cannot access each other's GPU memory: CUDA %s: %w; set device.comm to \"nccl\" or \"mpi\", "+
+			"or let containers share the host's IPC and PID namespaces (MIG slices do not support ipc)", what, err)
 }
 
 // writeProbe writes a random text to this rank's scratch and records the first event "ready" behind
@@ -94,7 +95,10 @@ const proofLimit = 30 * time.Second
 // Collective.
 func (c *ipc) proveEvents() error {
 	watch := time.AfterFunc(proofLimit, func() {
-		c.host.Abort(status.Device, fmt.Sprintf("device.comm = \"ipc\": the GPUs wait for each other's events for longer than %v; set device.comm = \"mpi\"", proofLimit))
+		c.host.Abort(status.Device,
+			fmt.Sprintf(
+				"device.comm = \"ipc\": the GPUs wait for each other's events for longer than %v; set device.comm = \"mpi\"",
+				proofLimit))
 	})
 	defer watch.Stop()
 	n, calls := int64(len(c.peers)), int64(len(c.ready)+3)
@@ -126,7 +130,8 @@ func (c *ipc) proveEvents() error {
 	}
 	for i, x := range found {
 		if x != float32(i) {
-			return noAccess("does not order events that are recorded again", fmt.Errorf("call %d read %v from rank %d, want %d", i/int(n), x, i%int(n), i))
+			return noAccess("does not order events that are recorded again",
+				fmt.Errorf("call %d read %v from rank %d, want %d", i/int(n), x, i%int(n), i))
 		}
 	}
 	return nil

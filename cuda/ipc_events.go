@@ -92,7 +92,8 @@ func (c *ipc) mark() error {
 func (c *ipc) waitReady(j int, p packet) error {
 	i, ready := int(p.readyIndex()), c.peers[j].ready
 	if i >= len(ready) {
-		return status.Errorf(status.Comm, "rank %d names event %d of %d; start all ranks with the same program", j, i, len(ready))
+		return status.Errorf(status.Comm, "rank %d names event %d of %d; start all ranks with the same program", j, i,
+			len(ready))
 	}
 	return c.waitRemote(ready[i])
 }

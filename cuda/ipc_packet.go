@@ -77,7 +77,8 @@ func (p packet) setLong(at int, v int64) { binary.LittleEndian.PutUint64(p.raw[a
 // write sets all fields but the location of the tensor.
 func (p packet) write(h header, ready byte, recvRows, sendRows []int64) {
 	clear(p.raw)
-	p.raw[packetOp], p.raw[packetOp+1], p.raw[packetOp+2], p.raw[packetOp+3] = byte(h.op), byte(h.dtype), byte(h.how), ready
+	p.raw[packetOp], p.raw[packetOp+1], p.raw[packetOp+2], p.raw[packetOp+3] = byte(h.op), byte(h.dtype),
+		byte(h.how), ready
 	binary.LittleEndian.PutUint32(p.raw[packetRoot:], uint32(h.root))
 	p.setLong(packetUnit, h.unit)
 	for j, n := range recvRows {

@@ -57,7 +57,8 @@ type peer struct {
 func newIPC(d *Device, host comm.Comm, use streamUse) (transport, error) {
 	n := host.Size()
 	if n > MaxRanks {
-		return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": %d ranks; at most %d are supported; set device.comm = \"nccl\"", n, MaxRanks)
+		return nil, status.Errorf(status.Unsupported,
+			"device.comm = \"ipc\": %d ranks; at most %d are supported; set device.comm = \"nccl\"", n, MaxRanks)
 	}
 	own := rankInfo{Process: process, Machine: Machine(), Group: rand.Text()}
 	infos, err := comm.GatherJSON(host, "device.comm = \"ipc\"", own)
@@ -68,11 +69,13 @@ func newIPC(d *Device, host comm.Comm, use streamUse) (transport, error) {
 	for j, k := range infos {
 		oneProcess = oneProcess && k.Process == process
 		if k.Machine != infos[0].Machine {
-			return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": ranks 0 and %d are on different machines (%s, %s); set device.comm to \"nccl\" or \"mpi\"",
+			return nil, status.Errorf(status.Unsupported,
+				"device.comm = \"ipc\": ranks 0 and %d are on different machines (%s, %s); set device.comm to \"nccl\" or \"mpi\"",
 				j, infos[0].Machine, k.Machine)
 		}
 	}
-	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]pairEvents, n), receipts: make([]byte, 2*receiptBytes), own: newPacket(n), bytes: make([]int64, 3*n), addrs: make([]uintptr, n)}
+	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]pairEvents, n),
+		receipts: make([]byte, 2*receiptBytes), own: newPacket(n), bytes: make([]int64, 3*n), addrs: make([]uintptr, n)}
 	c.all = make([]byte, n*len(c.own.raw))
 	c.group = joinGroup(infos[0].Group)
 	for j := range n {
@@ -152,7 +155,8 @@ func (d *Device) importEvent(x ipcEvent, sameProcess bool) (*C.uly_event, error)
 		return (*C.uly_event)(pointer(x.Address)), nil
 	}
 	if len(x.Handle) != handleBytes {
-		return nil, status.Errorf(status.Comm, "an event of another process has no handle; start all ranks with the same program")
+		return nil, status.Errorf(status.Comm,
+			"an event of another process has no handle; start all ranks with the same program")
 	}
 	var e *C.uly_event
 	return e, d.result(C.plug_event_open(d.table, d.d, (*C.char)(unsafe.Pointer(&x.Handle[0])), &e))
@@ -174,7 +178,9 @@ func (c *ipc) openPeer(j int, k rankInfo) (err error) {
 	p := &c.peers[j]
 	p.sameProcess, p.process = k.Process == process, k.Process
 	if len(k.Ready) != len(c.ready) || len(k.Done) != len(c.done) {
-		return status.Errorf(status.Comm, "rank %d has %d and %d events, this rank %d; start all ranks with the same program", j, len(k.Ready), len(k.Done), len(c.ready))
+		return status.Errorf(status.Comm,
+			"rank %d has %d and %d events, this rank %d; start all ranks with the same program", j, len(k.Ready),
+			len(k.Done), len(c.ready))
 	}
 	p.read = make([]*C.uly_event, len(c.ready))
 	if p.ready, err = c.d.importEvents(k.Ready, p.sameProcess); err == nil {
@@ -225,7 +231,8 @@ func (c *ipc) addressOf(j int, p packet) (uintptr, error) {
 	if p.long(packetKnown) == 0 {
 		return 0, nil
 	}
-	base, err := c.base(c.peers[j].process, p.raw[packetHandle:packetHandle+handleBytes], uint64(p.long(packetGeneration)))
+	base, err := c.base(c.peers[j].process, p.raw[packetHandle:packetHandle+handleBytes],
+		uint64(p.long(packetGeneration)))
 	return base + uintptr(p.long(packetOffset)), err
 }
 
@@ -264,4 +271,5 @@ func (c *ipc) close() error {
 }
 
 // This compiles only if the constants are equal in kernels.h.
-const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE)
+const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) +
+	uint(handleBytes-C.ULY_HANDLE)

@@ -69,11 +69,15 @@ func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 		return c.group.hostFailed(err)
 	}
 	if from >= 0 && receiptOut[0] == 0 {
-		return status.Errorf(status.Comm, "%s: rank %d sends %d bytes to rank %d, which expects %v; both must give one size", name, from, incoming.header().unit, c.me, recv)
+		return status.Errorf(status.Comm,
+			"%s: rank %d sends %d bytes to rank %d, which expects %v; both must give one size", name, from,
+			incoming.header().unit, c.me, recv)
 	}
 	if to >= 0 {
 		if receiptIn[0] == 0 {
-			return status.Errorf(status.Comm, "%s: rank %d sends %v to rank %d, which expects another size; both must give one size", name, c.me, send, to)
+			return status.Errorf(status.Comm,
+				"%s: rank %d sends %v to rank %d, which expects another size; both must give one size", name, c.me,
+				send, to)
 		}
 		if err := c.waitUntilRead(to, receiptIn); err != nil {
 			return err
@@ -138,10 +142,12 @@ func (c *ipc) recordRead(p *pairEvents, shared bool, receipt []byte) error {
 func (c *ipc) waitUntilRead(to int, receipt []byte) error {
 	p, i := &c.peers[to], int(receipt[1])
 	if i >= len(p.read) {
-		return status.Errorf(status.Comm, "rank %d names event %d of %d; start all ranks with the same program", to, i, len(p.read))
+		return status.Errorf(status.Comm, "rank %d names event %d of %d; start all ranks with the same program", to, i,
+			len(p.read))
 	}
 	if p.read[i] == nil {
-		e, err := c.d.importEvent(ipcEvent{uintptr(binary.LittleEndian.Uint64(receipt[8:])), receipt[16:]}, p.sameProcess)
+		e, err := c.d.importEvent(ipcEvent{uintptr(binary.LittleEndian.Uint64(receipt[8:])), receipt[16:]},
+			p.sameProcess)
 		if err != nil {
 			return err
 		}

@@ -80,7 +80,8 @@ func TestWideIndices(t *testing.T) {
 		t.Skip("SKIPPED: only the emulated plug-in can use 64-bit indices for small arrays")
 	}
 	t.Setenv("ULYSSES_EMULATED_WIDE", "1")
-	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm", "SigmoidGate", "DeltaGates")
+	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm",
+		"SigmoidGate", "DeltaGates")
 }
 
 // TestCopyInPieces copies host memory that must be converted or scattered and is larger than the
@@ -137,15 +138,16 @@ func TestMisaligned(t *testing.T) {
 	odd32, odd16 := view(tensor.F32, 2, 4, 4), view(tensor.BF16, 1, 4, 4)
 	l := &commStream{d: b.d, s: b.s}
 	for name, err := range map[string]error{
-		"Fill":     b.d.Fill(b.s, odd32, 1),
-		"Add":      b.d.Add(b.s, bf16, odd16, bf16),
-		"Copy":     b.d.Copy(b.s, odd32, f32),
-		"cast":     b.d.Copy(b.s, odd16, f32),
-		"to host":  b.d.Copy(b.s, host(make([]byte, 64), tensor.F32, 4, 4), odd32),
-		"to GPU":   b.d.Copy(b.s, odd16, host(make([]byte, 32), tensor.BF16, 4, 4)),
-		"Gemm A":   b.d.Gemm(b.s, &device.Gemm{A: odd32, B: f32, C: f32}),
-		"Gemm C":   b.d.Gemm(b.s, &device.Gemm{A: bf16, B: bf16, C: odd16}),
-		"RankSum":  l.combine(address(f32.Data), []uintptr{address(f32.Data), address(odd32.Data)}, 4, tensor.F32, comm.Sum),
+		"Fill":    b.d.Fill(b.s, odd32, 1),
+		"Add":     b.d.Add(b.s, bf16, odd16, bf16),
+		"Copy":    b.d.Copy(b.s, odd32, f32),
+		"cast":    b.d.Copy(b.s, odd16, f32),
+		"to host": b.d.Copy(b.s, host(make([]byte, 64), tensor.F32, 4, 4), odd32),
+		"to GPU":  b.d.Copy(b.s, odd16, host(make([]byte, 32), tensor.BF16, 4, 4)),
+		"Gemm A":  b.d.Gemm(b.s, &device.Gemm{A: odd32, B: f32, C: f32}),
+		"Gemm C":  b.d.Gemm(b.s, &device.Gemm{A: bf16, B: bf16, C: odd16}),
+		"RankSum": l.combine(address(f32.Data), []uintptr{address(f32.Data), address(odd32.Data)}, 4, tensor.F32,
+			comm.Sum),
 		"into odd": l.combine(address(odd16.Data), []uintptr{address(bf16.Data)}, 4, tensor.BF16, comm.Max),
 	} {
 		if status.Of(err) != status.InvalidArgument || !strings.Contains(fmt.Sprint(err), "multiple") {
@@ -183,7 +185,8 @@ func TestFaults(t *testing.T) {
 			return b.d.EmbeddingBackward(b.s, &device.EmbeddingGrad{DTable: table, IDs: x, DY: y})
 		}, negative},
 		{"cuda.CrossEntropy: target -7 of row 0", func(x tensor.Tensor) error {
-			return b.d.CrossEntropy(b.s, &device.CrossEntropy{Logits: table.Slice(0, 0, 2).Slice(1, 0, 3), Targets: x, NLL: nll})
+			return b.d.CrossEntropy(b.s,
+				&device.CrossEntropy{Logits: table.Slice(0, 0, 2).Slice(1, 0, 3), Targets: x, NLL: nll})
 		}, negative},
 	} {
 		b.must(c.run(c.bad))
@@ -217,15 +220,20 @@ func joinFloats[T float32 | float64](op comm.Op, a, b float64) float64 {
 }
 
 var summands = []summand{
-	{tensor.F32, func(p []byte, v float64) { binary.LittleEndian.PutUint32(p, math.Float32bits(float32(v))) }, joinFloats[float32],
+	{tensor.F32, func(p []byte, v float64) { binary.LittleEndian.PutUint32(p, math.Float32bits(float32(v))) },
+		joinFloats[float32],
 		func(p []byte) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(p))) }},
-	{tensor.BF16, func(p []byte, v float64) { binary.LittleEndian.PutUint16(p, tensor.F32ToBF16(float32(v))) }, joinFloats[float32],
+	{tensor.BF16, func(p []byte, v float64) { binary.LittleEndian.PutUint16(p, tensor.F32ToBF16(float32(v))) },
+		joinFloats[float32],
 		func(p []byte) float64 { return float64(tensor.BF16ToF32(binary.LittleEndian.Uint16(p))) }},
-	{tensor.F64, func(p []byte, v float64) { binary.LittleEndian.PutUint64(p, math.Float64bits(v)) }, joinFloats[float64],
+	{tensor.F64, func(p []byte, v float64) { binary.LittleEndian.PutUint64(p, math.Float64bits(v)) },
+		joinFloats[float64],
 		func(p []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(p)) }},
-	{tensor.I32, func(p []byte, v float64) { binary.LittleEndian.PutUint32(p, uint32(int32(v*1000))) }, joinFloats[float64],
+	{tensor.I32, func(p []byte, v float64) { binary.LittleEndian.PutUint32(p, uint32(int32(v*1000))) },
+		joinFloats[float64],
 		func(p []byte) float64 { return float64(int32(binary.LittleEndian.Uint32(p))) }},
-	{tensor.I64, func(p []byte, v float64) { binary.LittleEndian.PutUint64(p, uint64(int64(v*1e9))) }, joinFloats[float64],
+	{tensor.I64, func(p []byte, v float64) { binary.LittleEndian.PutUint64(p, uint64(int64(v*1e9))) },
+		joinFloats[float64],
 		func(p []byte) float64 { return float64(int64(binary.LittleEndian.Uint64(p))) }},
 }
 
@@ -273,7 +281,8 @@ func TestRankSum(t *testing.T) {
 								want[i] = c.decode(p)
 							}
 							if g := c.decode(got[i*size:]); g != want[i] && !(g != g && want[i] != want[i]) {
-								t.Fatalf("%v, operation %d of %d ranks: element %d of %d is %v, want %v", c.dtype, op, ranks, i, n, g, want[i])
+								t.Fatalf("%v, operation %d of %d ranks: element %d of %d is %v, want %v", c.dtype, op,
+									ranks, i, n, g, want[i])
 							}
 						}
 					}

@@ -77,7 +77,8 @@ func (x *shaped) launches(call func() error) (all []launch) {
 		var at uint64
 		name, rest, _ := strings.Cut(lines.Text(), "\t")
 		l.name = name
-		if _, err := fmt.Sscanf(rest, "%x %d %d %d %d %d %d", &at, &l.grid, &l.threads, &l.shared, &l.multiplyAdds, &l.bytesIn, &l.bytesOut); err != nil {
+		if _, err := fmt.Sscanf(rest, "%x %d %d %d %d %d %d", &at, &l.grid, &l.threads, &l.shared, &l.multiplyAdds,
+			&l.bytesIn, &l.bytesOut); err != nil {
 			x.t.Fatalf("%q: %v", rest, err)
 		}
 		if l.symbol = symbols[at]; l.symbol == "" {
@@ -115,27 +116,34 @@ func (x *shaped) attention(heads, kvHeads, dim int64) (forward, backward func() 
 }
 
 // attentionWith is attention with options, which set sets.
-func (x *shaped) attentionWith(heads, kvHeads, dim int64, set func(a *device.Attention)) (forward, backward func() error) {
+func (x *shaped) attentionWith(heads, kvHeads, dim int64, set func(a *device.Attention)) (forward,
+	backward func() error) {
 	t, take := x.tokens, func(heads int64) tensor.Tensor { return x.alloc(tensor.BF16, x.tokens, heads, dim) }
 	cu := []int64{0, t}
-	g := device.AttentionGrad{Attention: device.Attention{Q: take(heads), K: take(kvHeads), V: take(kvHeads), Out: take(heads),
-		LSE: x.alloc(tensor.F32, heads, t).Permute(1, 0), CuQ: cu, CuK: cu, Causal: true, Scale: 0.1},
+	g := device.AttentionGrad{Attention: device.Attention{Q: take(heads), K: take(kvHeads), V: take(kvHeads),
+		Out: take(heads), LSE: x.alloc(tensor.F32, heads, t).Permute(1, 0), CuQ: cu, CuK: cu, Causal: true, Scale: 0.1},
 		DOut: take(heads), DQ: take(heads), DK: take(kvHeads), DV: take(kvHeads)}
 	set(&g.Attention)
-	g.Workspace = x.alloc(tensor.U8, max(1, x.d.AttentionWorkspace(&g.Attention, false), x.d.AttentionWorkspace(&g.Attention, true)))
-	return func() error { return x.d.AttentionForward(x.s, &g.Attention) }, func() error { return x.d.AttentionBackward(x.s, &g) }
+	g.Workspace = x.alloc(tensor.U8,
+		max(1, x.d.AttentionWorkspace(&g.Attention, false), x.d.AttentionWorkspace(&g.Attention, true)))
+	return func() error { return x.d.AttentionForward(x.s, &g.Attention) },
+		func() error { return x.d.AttentionBackward(x.s, &g) }
 }
 
 // rule returns calls of the gated delta rule, forward and backward.
 func (x *shaped) rule(heads, keyHeads, dim int64) (forward, backward func() error) {
 	t := x.tokens
-	k, v := func() tensor.Tensor { return x.alloc(tensor.BF16, t, keyHeads, dim) }, func() tensor.Tensor { return x.alloc(tensor.BF16, t, heads, dim) }
+	k, v := func() tensor.Tensor { return x.alloc(tensor.BF16, t, keyHeads, dim) }, func() tensor.Tensor {
+		return x.alloc(tensor.BF16, t, heads, dim)
+	}
 	gate := func() tensor.Tensor { return x.alloc(tensor.F32, t, heads) }
-	g := device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Q: k(), K: k(), V: v(), Out: v(), G: gate(), Beta: gate(), Cu: []int64{0, t}, L2Norm: true, Scale: 0.1},
+	g := device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Q: k(), K: k(), V: v(), Out: v(), G: gate(), Beta: gate(),
+		Cu: []int64{0, t}, L2Norm: true, Scale: 0.1},
 		DOut: v(), DQ: k(), DK: k(), DV: v(), DG: gate(), DBeta: gate()}
 	sizes := x.d.GatedDeltaSizes(&g.GatedDelta)
 	g.Saved, g.Workspace = x.alloc(tensor.U8, sizes.Saved), x.alloc(tensor.U8, max(sizes.Forward, sizes.Backward))
-	return func() error { return x.d.GatedDeltaForward(x.s, &g.GatedDelta) }, func() error { return x.d.GatedDeltaBackward(x.s, &g) }
+	return func() error { return x.d.GatedDeltaForward(x.s, &g.GatedDelta) },
+		func() error { return x.d.GatedDeltaBackward(x.s, &g) }
 }
 
 // operations returns calls by their names, for hidden features and heads of the sizes dims.
@@ -151,7 +159,9 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		calls[fmt.Sprintf("delta rule %d", dim)], calls[fmt.Sprintf("delta rule backward %d", dim)] = forward, backward
 	}
 	a, b, c, w, rstd, dw := bf16(t, hidden), bf16(t, hidden), bf16(t, hidden), bf16(hidden), f32(t), f32(hidden)
-	calls["norm"] = func() error { return d.RMSNormForward(s, &device.RMSNorm{X: a, W: w, Y: b, RStd: rstd, Eps: 1e-5}) }
+	calls["norm"] = func() error {
+		return d.RMSNormForward(s, &device.RMSNorm{X: a, W: w, Y: b, RStd: rstd, Eps: 1e-5})
+	}
 	calls["add and norm"] = func() error {
 		return d.AddRMSNorm(s, &device.AddRMSNorm{A: a, B: b, W: w, Sum: c, Y: b, RStd: rstd, Eps: 1e-5})
 	}
@@ -171,9 +181,12 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		})
 	}
 	for name, clamped := range map[string]bool{"": false, ", clamped": true} {
-		calls["swiglu"+name] = func() error { return d.SwiGLUForward(s, &device.SwiGLU{Gate: a, Up: b, Y: c, Clamped: clamped}) }
+		calls["swiglu"+name] = func() error {
+			return d.SwiGLUForward(s, &device.SwiGLU{Gate: a, Up: b, Y: c, Clamped: clamped})
+		}
 		calls["swiglu backward"+name] = func() error {
-			return d.SwiGLUBackward(s, &device.SwiGLUGrad{Gate: a, Up: b, DY: c, DGate: a, DUp: b, Restore: true, Clamped: clamped})
+			return d.SwiGLUBackward(s,
+				&device.SwiGLUGrad{Gate: a, Up: b, DY: c, DGate: a, DUp: b, Restore: true, Clamped: clamped})
 		}
 	}
 	rows := min(t, 1024)
@@ -182,7 +195,8 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		x.t.Fatal(err)
 	}
 	calls["cross-entropy"] = func() error {
-		return d.CrossEntropy(s, &device.CrossEntropy{Logits: logits, Targets: ids, NLL: nll, DLogits: logits, GradScale: 1})
+		return d.CrossEntropy(s,
+			&device.CrossEntropy{Logits: logits, Targets: ids, NLL: nll, DLogits: logits, GradScale: 1})
 	}
 	mixed, filter := bf16(t, 2*hidden), bf16(2*hidden, 4)
 	conv := device.Conv1d{X: mixed, Y: bf16(t, 2*hidden), W: filter, Cu: []int64{0, t}}
@@ -194,17 +208,23 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		return d.DeltaGatesForward(s, &device.DeltaGates{A: in, B: in, ALog: few, DtBias: few, G: g, Beta: g})
 	}
 	calls["delta gates backward"] = func() error {
-		return d.DeltaGatesBackward(s, &device.DeltaGatesGrad{A: in, B: in, ALog: few, DtBias: few, DG: g, DBeta: g, DA: in, DB: in, DALog: dfew, DDtBias: dfew})
+		return d.DeltaGatesBackward(s,
+			&device.DeltaGatesGrad{A: in, B: in, ALog: few, DtBias: few, DG: g, DBeta: g, DA: in, DB: in, DALog: dfew,
+				DDtBias: dfew})
 	}
-	v, gate, y, head, stats, dhead := bf16(t, heads, 128), bf16(t, heads, 128), bf16(t, heads, 128), bf16(128), f32(t, heads), f32(128)
+	v, gate, y, head, stats, dhead := bf16(t, heads, 128), bf16(t, heads, 128), bf16(t, heads, 128), bf16(128),
+		f32(t, heads), f32(128)
 	calls["gated norm"] = func() error {
 		return d.GatedRMSNormForward(s, &device.GatedRMSNorm{X: v, Gate: gate, Y: y, W: head, RStd: stats, Eps: 1e-6})
 	}
 	calls["gated norm backward"] = func() error {
-		return d.GatedRMSNormBackward(s, &device.GatedRMSNormGrad{X: v, Gate: gate, W: head, RStd: stats, DY: y, DX: y, DGate: gate, DW: dhead})
+		return d.GatedRMSNormBackward(s,
+			&device.GatedRMSNormGrad{X: v, Gate: gate, W: head, RStd: stats, DY: y, DX: y, DGate: gate, DW: dhead})
 	}
 	numbers := x.alloc(tensor.I64, t)
-	calls["dropout"] = func() error { return d.Dropout(s, &device.Dropout{X: a, Y: b, Tokens: numbers, P: 0.1, Add: true}) }
+	calls["dropout"] = func() error {
+		return d.Dropout(s, &device.Dropout{X: a, Y: b, Tokens: numbers, P: 0.1, Add: true})
+	}
 	maps.Copy(calls, x.experts(hidden, hidden/2, hidden/32))
 	return calls
 }
@@ -234,13 +254,17 @@ func (x *shaped) experts(hidden, width, count int64) map[string]func() error {
 		}
 		return y
 	}
-	r := device.Route{Logits: x.alloc(tensor.F32, t, count), Experts: on(chosen, t, k), Rows: on(rows, t, k), Weights: x.alloc(tensor.F32, t*k), Offsets: on(offsets, count+1), Normalize: true,
+	r := device.Route{Logits: x.alloc(tensor.F32, t, count), Experts: on(chosen, t, k), Rows: on(rows, t, k),
+		Weights: x.alloc(tensor.F32, t*k), Offsets: on(offsets, count+1), Normalize: true,
 		Sequence: on(make([]int32, t), t), Counts: x.alloc(tensor.F64, 1, count), Sums: x.alloc(tensor.F64, 1, count)}
 	own := r // all tokens choose the same experts by its logits, which are 0
-	own.Experts, own.Rows, own.Offsets = x.alloc(tensor.I32, t, k), x.alloc(tensor.I32, t, k), x.alloc(tensor.I32, count+1)
-	b := device.RouteGrad{Probs: r.Logits, Experts: r.Experts, Rows: r.Rows, Weights: r.Weights, DWeights: r.Weights, DLogits: x.alloc(tensor.BF16, t, count), Normalize: true,
-		Sequence: r.Sequence, Counts: r.Counts, Scale: x.alloc(tensor.F32, 1)}
-	token, in, hiddens, act := x.alloc(tensor.BF16, t, hidden), x.alloc(tensor.BF16, t*k, hidden), x.alloc(tensor.BF16, t*k, 2*width), x.alloc(tensor.BF16, t*k, width)
+	own.Experts, own.Rows, own.Offsets = x.alloc(tensor.I32, t, k), x.alloc(tensor.I32, t, k),
+		x.alloc(tensor.I32, count+1)
+	b := device.RouteGrad{Probs: r.Logits, Experts: r.Experts, Rows: r.Rows, Weights: r.Weights, DWeights: r.Weights,
+		DLogits: x.alloc(tensor.BF16, t, count), Normalize: true, Sequence: r.Sequence, Counts: r.Counts,
+		Scale: x.alloc(tensor.F32, 1)}
+	token, in, hiddens, act := x.alloc(tensor.BF16, t, hidden), x.alloc(tensor.BF16, t*k, hidden),
+		x.alloc(tensor.BF16, t*k, 2*width), x.alloc(tensor.BF16, t*k, width)
 	up, dup := x.alloc(tensor.BF16, count, 2*width, hidden), x.alloc(tensor.F32, count, 2*width, hidden)
 	bias := x.alloc(tensor.BF16, count, 2*width)
 	grouped := func(a, b, bias, c tensor.Tensor) func() error {
@@ -250,7 +274,11 @@ func (x *shaped) experts(hidden, width, count int64) map[string]func() error {
 	}
 	weighted := func(clamped bool) func() error {
 		return func() error {
-			return d.WeightedSwiGLUBackward(s, &device.WeightedSwiGLUGrad{Gate: hiddens.Slice(1, 0, width), Up: hiddens.Slice(1, width, 2*width), Weights: r.Weights, DY: act, DGate: hiddens.Slice(1, 0, width), DUp: hiddens.Slice(1, width, 2*width), DWeights: x.alloc(tensor.F32, t*k), Restore: true, Clamped: clamped})
+			return d.WeightedSwiGLUBackward(s,
+				&device.WeightedSwiGLUGrad{Gate: hiddens.Slice(1, 0, width), Up: hiddens.Slice(1, width, 2*width),
+					Weights: r.Weights, DY: act, DGate: hiddens.Slice(1, 0, width),
+					DUp: hiddens.Slice(1, width, 2*width), DWeights: x.alloc(tensor.F32, t*k), Restore: true,
+					Clamped: clamped})
 		}
 	}
 	return map[string]func() error{

@@ -33,7 +33,8 @@ func nvidia(t *testing.T) string {
 func installed() bool {
 	known, _ := exec.Command("/sbin/ldconfig", "-p").Output()
 	_, err := os.Stat("/usr/local/cuda/lib64/libcublasLt.so.13")
-	return err == nil || strings.Contains(string(known), "libcublasLt.so.13") || strings.Contains(string(known), "libnccl.so.2")
+	return err == nil || strings.Contains(string(known), "libcublasLt.so.13") ||
+		strings.Contains(string(known), "libnccl.so.2")
 }
 
 // TestLibraries: the plug-in finds libraries by its settings, and reports for the others the effect
@@ -67,28 +68,37 @@ func TestLibraries(t *testing.T) {
 		want map[string][]string
 	}{
 		{"no library", nil, map[string][]string{
-			"cuBLASLt": {"not found: libcublasLt.so.13, /usr/local/cuda", "many times slower", "pip install nvidia-cublas==", "ULYSSES_NVIDIA_ROOT"},
-			"cuDNN":    {"needs libnvrtc.so.13, which is missing", "attention", "pip install nvidia-cudnn-cu13=="},
-			"NCCL":     {"not found: libnccl.so.2", "CUDA IPC", "pip install nvidia-nccl-cu13=="},
+			"cuBLASLt": {"not found: libcublasLt.so.13, /usr/local/cuda", "many times slower",
+				"pip install nvidia-cublas==", "ULYSSES_NVIDIA_ROOT"},
+			"cuDNN": {"needs libnvrtc.so.13, which is missing", "attention", "pip install nvidia-cudnn-cu13=="},
+			"NCCL":  {"not found: libnccl.so.2", "CUDA IPC", "pip install nvidia-nccl-cu13=="},
 		}},
 		{"a root", []string{"ULYSSES_NVIDIA_ROOT=" + root}, map[string][]string{
 			"cuBLASLt": {"13.1.0, " + root}, "cuDNN": {"9.19.0, " + root}, "NVRTC": {"13.0, " + root},
 		}},
-		{"a file that is not a library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + text}, map[string][]string{
-			"cuBLASLt": {"13.1.0"}, "cuDNN": {text, "file too short", "ULYSSES_CUDNN_LIB"},
-		}},
-		{"a version that is too old", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + old}, map[string][]string{
-			"cuDNN": {old + " is 9.10.2: 9.18.0 or newer is needed", "attention", "pip install nvidia-cudnn-cu13=="},
-		}},
-		{"the library of a host program", []string{"ULYSSES_NVIDIA_ROOT=" + root, "LD_PRELOAD=" + host}, map[string][]string{
-			"cuBLASLt": {"13.1.0, " + root}, "cuDNN": {"9.19.1, " + host},
-		}},
-		{"a library that a variable names, in a program with another", []string{"ULYSSES_NVIDIA_ROOT=" + root, "LD_PRELOAD=" + host, "ULYSSES_CUDNN_LIB=" + old}, map[string][]string{
-			"cuDNN": {old + " is 9.10.2"},
-		}},
-		{"another library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_NCCL_LIB=" + filepath.Join(root, "cu13", "lib", "libnvrtc.so.13")}, map[string][]string{
-			"NCCL": {"libnvrtc.so.13 has no nccl", "too old"},
-		}},
+		{"a file that is not a library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + text},
+			map[string][]string{
+				"cuBLASLt": {"13.1.0"}, "cuDNN": {text, "file too short", "ULYSSES_CUDNN_LIB"},
+			}},
+		{"a version that is too old", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + old},
+			map[string][]string{
+				"cuDNN": {old + " is 9.10.2: 9.18.0 or newer is needed", "attention",
+					"pip install nvidia-cudnn-cu13=="},
+			}},
+		{"the library of a host program", []string{"ULYSSES_NVIDIA_ROOT=" + root, "LD_PRELOAD=" + host},
+			map[string][]string{
+				"cuBLASLt": {"13.1.0, " + root}, "cuDNN": {"9.19.1, " + host},
+			}},
+		{"a library that a variable names, in a program with another",
+			[]string{"ULYSSES_NVIDIA_ROOT=" + root, "LD_PRELOAD=" + host, "ULYSSES_CUDNN_LIB=" + old},
+			map[string][]string{
+				"cuDNN": {old + " is 9.10.2"},
+			}},
+		{"another library",
+			[]string{"ULYSSES_NVIDIA_ROOT=" + root,
+				"ULYSSES_NCCL_LIB=" + filepath.Join(root, "cu13", "lib", "libnvrtc.so.13")}, map[string][]string{
+				"NCCL": {"libnvrtc.so.13 has no nccl", "too old"},
+			}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -96,7 +106,8 @@ func TestLibraries(t *testing.T) {
 				t.Skip("this system has NVIDIA's libraries")
 			}
 			run := exec.Command(os.Args[0], "-test.run=^TestLibraries$")
-			run.Env = append([]string{child + "=1", "ULYSSES_CUDA_PLUGIN=" + plugin, "HOME=" + os.Getenv("HOME"), "PATH=" + os.Getenv("PATH")}, c.env...)
+			run.Env = append([]string{child + "=1", "ULYSSES_CUDA_PLUGIN=" + plugin, "HOME=" + os.Getenv("HOME"),
+				"PATH=" + os.Getenv("PATH")}, c.env...)
 			out, err := run.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
@@ -139,7 +150,8 @@ func cudnnStub(t *testing.T, version string) string {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "libcudnn.so.9")
-	compile := exec.Command("gcc", "-shared", "-fPIC", "-DVERSION="+version, "-Wl,-soname,libcudnn.so.9", "-o", file, "-xc", "-")
+	compile := exec.Command("gcc", "-shared", "-fPIC", "-DVERSION="+version, "-Wl,-soname,libcudnn.so.9", "-o", file,
+		"-xc", "-")
 	compile.Stdin = strings.NewReader(source)
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -33,7 +33,8 @@ const (
 )
 
 // InstallHint tells the user how to get a plug-in.
-const InstallHint = "build it with make cuda (a Python wheel that is built afterwards contains it), or name its file in " + variable
+const InstallHint = "build it with make cuda (a Python wheel that is built afterwards contains it), or name its file in " +
+	variable
 
 // interfaceVersion is the version of the interface with the plug-in.
 const interfaceVersion = uint32(C.ULY_CUDA_ABI)
@@ -51,7 +52,8 @@ type plugin struct {
 func load() (*plugin, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := os.Stat(path); err != nil {
-			return nil, status.Errorf(status.Device, "%s=%s: no such file; set it to the path of a %s, or unset it", variable, path, fileName)
+			return nil, status.Errorf(status.Device, "%s=%s: no such file; set it to the path of a %s, or unset it",
+				variable, path, fileName)
 		}
 		return open(path)
 	}
@@ -60,7 +62,9 @@ func load() (*plugin, error) {
 	}
 	p, err := open(fileName)
 	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
-		return nil, status.Errorf(status.Device, "%w: %s was not found beside the program or library, in lib beside its folder, in build/cuda of the program's source tree, or by the system's loader; %s", ErrNoPlugin, fileName, InstallHint)
+		return nil, status.Errorf(status.Device,
+			"%w: %s was not found beside the program or library, in lib beside its folder, in build/cuda of the program's source tree, or by the system's loader; %s",
+			ErrNoPlugin, fileName, InstallHint)
 	}
 	return p, err
 }
@@ -107,7 +111,8 @@ func inTree(program string) []string {
 		program = real
 	}
 	root := filepath.Join(filepath.Dir(program), "..")
-	if _, err := os.Stat(filepath.Join(root, "cuda", "plugin.mk")); err != nil || filepath.Base(filepath.Dir(program)) != "bin" {
+	if _, err := os.Stat(filepath.Join(root, "cuda", "plugin.mk")); err != nil ||
+		filepath.Base(filepath.Dir(program)) != "bin" {
 		return nil
 	}
 	return []string{filepath.Join(root, Built)}
@@ -134,7 +139,8 @@ func checkFile(path string) error {
 			continue
 		}
 		if headers = headers || p.Off == 0; p.Off > uint64(info.Size()) || p.Filesz > uint64(info.Size())-p.Off {
-			return fmt.Errorf("it has %d bytes, but a segment begins at byte %d and has %d bytes", info.Size(), p.Off, p.Filesz)
+			return fmt.Errorf("it has %d bytes, but a segment begins at byte %d and has %d bytes", info.Size(), p.Off,
+				p.Filesz)
 		}
 	}
 	if !headers {
@@ -147,7 +153,9 @@ func checkFile(path string) error {
 func open(path string) (*plugin, error) {
 	if filepath.Base(path) != path {
 		if err := checkFile(path); err != nil {
-			return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: it is truncated or not a library: %w; copy it again, or build it with make cuda", path, err)
+			return nil, status.Errorf(status.Device,
+				"CUDA plug-in %s cannot be opened: it is truncated or not a library: %w; copy it again, or build it with make cuda",
+				path, err)
 		}
 	}
 	name, text := C.CString(path), (*C.char)(C.malloc(textLength))
@@ -160,15 +168,21 @@ func open(path string) (*plugin, error) {
 	case table != nil:
 		return &plugin{path, table}, nil
 	case have != 0 && uint32(have) != interfaceVersion:
-		return nil, status.Errorf(status.Device, "CUDA plug-in %s has version %d of the interface, this program needs version %d; use the %s that was built with "+
-			"this program (make cuda)", path, have, interfaceVersion, fileName)
+		return nil, status.Errorf(status.Device,
+			"CUDA plug-in %s has version %d of the interface, this program needs version %d; use the %s that was built with "+
+				"this program (make cuda)", path, have, interfaceVersion, fileName)
 	case have != 0:
-		return nil, status.Errorf(status.Device, "CUDA plug-in %s does not match this program, although both have version %d of the interface: %s; use the %s that was built "+
-			"with this program (make cuda)", path, have, why, fileName)
+		return nil, status.Errorf(status.Device,
+			"CUDA plug-in %s does not match this program, although both have version %d of the interface: %s; use the %s that was built "+
+				"with this program (make cuda)", path, have, why, fileName)
 	case why != "":
-		return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: %s; build it with make cuda on the oldest system that it must run on", path, why)
+		return nil, status.Errorf(status.Device,
+			"CUDA plug-in %s cannot be opened: %s; build it with make cuda on the oldest system that it must run on",
+			path, why)
 	}
-	return nil, status.Errorf(status.Device, "%s is a library but not a CUDA plug-in (no function uly_cuda_plugin); name a %s in %s, or unset it", path, fileName, variable)
+	return nil, status.Errorf(status.Device,
+		"%s is a library but not a CUDA plug-in (no function uly_cuda_plugin); name a %s in %s, or unset it", path,
+		fileName, variable)
 }
 
 // Library is one of the libraries that the plug-in opens at run time.
@@ -200,7 +214,8 @@ func (p *plugin) probe() (Findings, error) {
 	out := (*C.uly_probe)(C.calloc(1, C.sizeof_uly_probe))
 	defer C.free(unsafe.Pointer(out))
 	if code := C.plug_probe(p.table, out); code != 0 {
-		return Findings{Plugin: p.path}, status.Errorf(status.Code(code), "CUDA plug-in %s: %s", p.path, C.GoString(&out.text[0]))
+		return Findings{Plugin: p.path},
+			status.Errorf(status.Code(code), "CUDA plug-in %s: %s", p.path, C.GoString(&out.text[0]))
 	}
 	f := Findings{Plugin: p.path, Count: int(out.devices), Text: C.GoString(&out.text[0])}
 	for i := range out.library {

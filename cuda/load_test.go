@@ -25,7 +25,8 @@ func library(t *testing.T, source string) string {
 	if err != nil {
 		t.Skipf("SKIPPED: %v", err)
 	}
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I", filepath.Join(root, "cuda"), "-o", so, c).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I", filepath.Join(root, "cuda"), "-o", so,
+		c).CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
 	return so
@@ -48,12 +49,14 @@ func TestRefusedPlugins(t *testing.T) {
 		"empty":               {written(t, nil), []string{"cannot be opened", "truncated"}},
 		"without its headers": {headless(t), []string{"cannot be opened", "no segment contains its headers"}},
 		"a folder":            {t.TempDir(), []string{"cannot be opened", "directory"}},
-		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
+		"of another ABI": {
+			library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
 			[]string{"version 999", fmt.Sprint("this program needs version ", interfaceVersion), "make cuda"}},
 		"of another ABI, with a table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI + 1, .size = sizeof t};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{fmt.Sprint("version ", interfaceVersion+1), fmt.Sprint("this program needs version ", interfaceVersion), "make cuda"}},
+			[]string{fmt.Sprint("version ", interfaceVersion+1),
+				fmt.Sprint("this program needs version ", interfaceVersion), "make cuda"}},
 		"with a shorter table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI, .size = 40};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
@@ -121,7 +124,9 @@ func needing(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
 	build := func(so string, args ...string) {
-		if out, err := exec.Command("cc", append([]string{"-shared", "-fPIC", "-Wl,--no-as-needed", "-o", filepath.Join(folder, so)}, args...)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("cc",
+			append([]string{"-shared", "-fPIC", "-Wl,--no-as-needed", "-o", filepath.Join(folder, so)},
+				args...)...).CombinedOutput(); err != nil {
 			t.Fatalf("cc: %v\n%s", err, out)
 		}
 	}
@@ -143,7 +148,8 @@ func TestNoPlugin(t *testing.T) {
 		"Open":  func() error { _, err := Open(Options{}); return err },
 		"Probe": func() error { _, err := Probe(); return err },
 	} {
-		if err := f(); !errors.Is(err, ErrNoPlugin) || status.Of(err) != status.Device || !strings.Contains(err.Error(), "make cuda") {
+		if err := f(); !errors.Is(err, ErrNoPlugin) || status.Of(err) != status.Device ||
+			!strings.Contains(err.Error(), "make cuda") {
 			t.Errorf("%s: %v: want %v with a fix", name, err, ErrNoPlugin)
 		}
 	}

@@ -140,7 +140,8 @@ func addKernels(t *testing.T, gpu *elf.File, to map[string]*machineCode) {
 			code = code[:len(code)-1]
 		}
 		loop := innerLoop(code)
-		to[symbol] = &machineCode{whole: counted(code), loop: counted(loop), step: oneStep(loop), most: mostThreads(t, gpu, symbol)}
+		to[symbol] = &machineCode{whole: counted(code), loop: counted(loop), step: oneStep(loop),
+			most: mostThreads(t, gpu, symbol)}
 	}
 }
 
@@ -194,10 +195,14 @@ func TestRefusals(t *testing.T) {
 		kernel machineCode
 		shape  shapeOf
 		want   string
-	}{{machineCode{registers: 255, most: 256}, shapeOf{256, 227 << 10}, ""}, {machineCode{registers: 64, most: 1024}, shapeOf{1024, 0}, ""},
-		{machineCode{registers: 32, most: 128}, shapeOf{256, 0}, "__launch_bounds__"}, {machineCode{registers: 72, most: 1024}, shapeOf{1024, 0}, "72 registers"},
-		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 47 << 10}, ""}, {machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 48 << 10}, "1024 of static"},
-		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 226 << 10}, ""}, {machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 227 << 10}, "1024 of static"}} {
+	}{{machineCode{registers: 255, most: 256}, shapeOf{256, 227 << 10}, ""},
+		{machineCode{registers: 64, most: 1024}, shapeOf{1024, 0}, ""},
+		{machineCode{registers: 32, most: 128}, shapeOf{256, 0}, "__launch_bounds__"},
+		{machineCode{registers: 72, most: 1024}, shapeOf{1024, 0}, "72 registers"},
+		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 47 << 10}, ""},
+		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 48 << 10}, "1024 of static"},
+		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 226 << 10}, ""},
+		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 227 << 10}, "1024 of static"}} {
 		if found := c.kernel.refusal(c.shape); !strings.Contains(found, c.want) || (found == "") != (c.want == "") {
 			t.Errorf("%+v, %+v: %q, want %q", c.kernel, c.shape, found, c.want)
 		}
@@ -265,7 +270,8 @@ func demangled(t *testing.T, symbols []string) map[string]string {
 	}
 	names := map[string]string{}
 	for i, name := range strings.Split(strings.TrimSpace(string(out)), "\n") {
-		name = strings.NewReplacer("(anonymous namespace)::", "", "__nv_bfloat16", "bf16", "(bool)1", "true", "(bool)0", "false", "(int)", "").Replace(name)
+		name = strings.NewReplacer("(anonymous namespace)::", "", "__nv_bfloat16", "bf16", "(bool)1", "true", "(bool)0",
+			"false", "(int)", "").Replace(name)
 		name = strings.TrimPrefix(name, "void ")
 		depth := 0
 		for at, r := range name {
@@ -367,8 +373,11 @@ func kernelsTable(t *testing.T, object string, shapes map[string][]shapeOf, seen
 			if why := k.refusal(s); why != "" {
 				t.Errorf("%s: a GPU would refuse the launch: %s", name, why)
 			}
-			rows = append(rows, fmt.Sprintf("| `%s` | %d | %d | %.1f | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", name, k.registers, s.threads, float64(shared)/1024,
-				resident(k.registers, s.threads, shared), k.spilled, k.whole.hmma, k.whole.ldsm, k.whole.cp, k.loop.all, k.loop.hmma, k.loop.ldsm, k.loop.cp, k.loop.ldg))
+			rows = append(rows,
+				fmt.Sprintf("| `%s` | %d | %d | %.1f | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", name,
+					k.registers, s.threads, float64(shared)/1024, resident(k.registers, s.threads, shared), k.spilled,
+					k.whole.hmma, k.whole.ldsm, k.whole.cp, k.loop.all, k.loop.hmma, k.loop.ldsm, k.loop.cp,
+					k.loop.ldg))
 		}
 	}
 	if len(rows) == 0 {
@@ -410,7 +419,8 @@ func TestMachineCode(t *testing.T) {
 		}
 		now[name] = kernelsTable(t, object, shapes, seen)
 		if now[name] != written[name] && !*update {
-			t.Errorf("%s: the machine code differs from %s; if that is intended, run make cuda-table KERNELS=%s\nthe page has\n%s\nthe machine code has\n%s", name, kernelsPage,
+			t.Errorf("%s: the machine code differs from %s; if that is intended, run make cuda-table KERNELS=%s\nthe page has\n%s\nthe machine code has\n%s",
+				name, kernelsPage,
 				strings.TrimSuffix(name, ".cu"), written[name], now[name])
 		}
 	}

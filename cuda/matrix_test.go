@@ -10,7 +10,8 @@ import (
 // for the attention that it is expected to support.
 func TestMatrix(t *testing.T) {
 	needBuilt(t)
-	make := exec.Command("flock", "build/cuda/lock", "make", "-s", "-f", "cuda/plugin.mk", "check-matrix", "PART=small", "FETCH=--with-libs")
+	make := exec.Command("flock", "build/cuda/lock", "make", "-s", "-f", "cuda/plugin.mk", "check-matrix", "PART=small",
+		"FETCH=--with-libs")
 	make.Dir = ".."
 	make.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
 	if out, err := make.CombinedOutput(); err != nil {

@@ -84,7 +84,8 @@ func newNCCL(d *Device, host comm.Comm, use streamUse) (transport, error) {
 // Collective over host.
 func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, ordered bool, err error) (transport, error) {
 	n := host.Size()
-	c := &nccl{commStream: l, host: host, library: library, counts: make([]int64, 4*n), rows: make([]int64, 3*n), blocks: make([]uintptr, n), stop: make(chan struct{})}
+	c := &nccl{commStream: l, host: host, library: library, counts: make([]int64, 4*n), rows: make([]int64, 3*n),
+		blocks: make([]uintptr, n), stop: make(chan struct{})}
 	var id []byte
 	if err == nil && n > 1 {
 		err = l.allocateScratch(l.shared.scratchBytes())
@@ -202,7 +203,8 @@ func (c *nccl) allToAll(dst, src uintptr) error {
 	})
 }
 
-func (c *nccl) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *nccl) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	caller, err := c.enter("AllToAll", s)
 	if err != nil {
 		return nil, err

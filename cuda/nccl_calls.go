@@ -27,9 +27,11 @@ func (r *realNCCL) id() ([]byte, error) {
 
 func (r *realNCCL) start(ranks, rank int, id []byte) error {
 	if len(id) != C.ULY_NCCL_ID {
-		return status.Errorf(status.Comm, "NCCL: an id of %d bytes, want %d; start all ranks with the same program", len(id), C.ULY_NCCL_ID)
+		return status.Errorf(status.Comm, "NCCL: an id of %d bytes, want %d; start all ranks with the same program",
+			len(id), C.ULY_NCCL_ID)
 	}
-	return r.l.d.result(C.plug_nccl_init(r.l.d.table, r.l.d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(ranks), C.int32_t(rank), &r.handle))
+	return r.l.d.result(C.plug_nccl_init(r.l.d.table, r.l.d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(ranks),
+		C.int32_t(rank), &r.handle))
 }
 
 // err may be called on any goroutine. It has its own buffer for the text, because the device's
@@ -64,28 +66,33 @@ func (r *realNCCL) close() error {
 
 func (r *realNCCL) allToAll(dst uintptr, recvAt, recv []int64, src uintptr, sendAt, send []int64) error {
 	at := func(v []int64) *C.int64_t { return (*C.int64_t)(unsafe.Pointer(&v[0])) }
-	return r.l.d.result(C.plug_nccl_all_to_all(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), at(recvAt), at(recv), pointer(src), at(sendAt), at(send)))
+	return r.l.d.result(C.plug_nccl_all_to_all(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), at(recvAt),
+		at(recv), pointer(src), at(sendAt), at(send)))
 }
 
 func (r *realNCCL) allGather(dst, src uintptr, bytes int64) error {
-	return r.l.d.result(C.plug_nccl_all_gather(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), pointer(src), C.int64_t(bytes)))
+	return r.l.d.result(C.plug_nccl_all_gather(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), pointer(src),
+		C.int64_t(bytes)))
 }
 
 func (r *realNCCL) allReduce(t tensor.Tensor) error {
-	return r.l.d.result(C.plug_nccl_all_reduce(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, t.Data, C.int64_t(t.Numel()), C.int32_t(t.DType)))
+	return r.l.d.result(C.plug_nccl_all_reduce(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, t.Data, C.int64_t(t.Numel()),
+		C.int32_t(t.DType)))
 }
 
 func (r *realNCCL) reduceScatter(dst, src uintptr, n int64, dtype tensor.DType) error {
-	return r.l.d.result(C.plug_nccl_reduce_scatter(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), pointer(src), C.int64_t(n), C.int32_t(dtype)))
+	return r.l.d.result(C.plug_nccl_reduce_scatter(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), pointer(src),
+		C.int64_t(n), C.int32_t(dtype)))
 }
 
 func (r *realNCCL) broadcast(t tensor.Tensor, root int) error {
-	return r.l.d.result(C.plug_nccl_broadcast(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, t.Data, C.int64_t(t.Bytes()), C.int32_t(root)))
+	return r.l.d.result(C.plug_nccl_broadcast(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, t.Data, C.int64_t(t.Bytes()),
+		C.int32_t(root)))
 }
 
 func (r *realNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
-	return r.l.d.result(C.plug_nccl_send_recv(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, recv.Data, C.int64_t(size(recv)), C.int32_t(from),
-		send.Data, C.int64_t(size(send)), C.int32_t(to)))
+	return r.l.d.result(C.plug_nccl_send_recv(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, recv.Data, C.int64_t(size(recv)),
+		C.int32_t(from), send.Data, C.int64_t(size(send)), C.int32_t(to)))
 }
 
 // ncclUse returns the use of the stream of a communicator. Priority needs kernels that start in the

@@ -36,7 +36,8 @@ func newFakeNCCLFor(d *Device, host comm.Comm, use streamUse, ordered bool) (tra
 		return nil, err
 	}
 	l, err := newCommStream(d, d.ncclUse(use))
-	return newNCCLOver(host, l, &fakeNCCL{l: l, host: sub, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, ordered, err)
+	return newNCCLOver(host, l, &fakeNCCL{l: l, host: sub, failed: make(chan error, 1), ended: make(chan struct{}, 9)},
+		ordered, err)
 }
 
 func (f *fakeNCCL) id() ([]byte, error) { return []byte("the id"), nil }
@@ -105,7 +106,8 @@ func (f *fakeNCCL) allToAll(dst uintptr, recvAt, recv []int64, src uintptr, send
 	}
 	for j, c := range calls {
 		if c.B[f.host.Rank()] != recv[j] {
-			return status.Errorf(status.Internal, "rank %[2]d sends %[1]d bytes, %[3]d are expected", c.B[f.host.Rank()], j, recv[j])
+			return status.Errorf(status.Internal, "rank %[2]d sends %[1]d bytes, %[3]d are expected",
+				c.B[f.host.Rank()], j, recv[j])
 		}
 		if err := f.l.copy(dst+uintptr(recvAt[j]), c.At+uintptr(c.A[f.host.Rank()]), recv[j]); err != nil {
 			return err
@@ -210,7 +212,9 @@ func TestNCCLCalls(t *testing.T) {
 				defer func(m int) { maxCombined = m }(maxCombined)
 				maxCombined = most
 				onGPUs(t, n, func(d *Device, host comm.Comm) (*Comm, error) {
-					return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) }, forComm)
+					return newComm(host, func(h comm.Comm, use streamUse) (transport, error) {
+						return newFakeNCCL(d, h, use)
+					}, forComm)
 				}, func(r *gpuRank) error { return sameAsStaged(r, n) })
 			})
 		}
@@ -233,7 +237,8 @@ func sameAsStaged(r *gpuRank, n int) error {
 		rows[j], same[j] = int64((j*2+1)%3*700), 500
 		recv[j], send[j] = int64((j*3+me*5)%4*100), int64((me*3+j*5)%4*100)
 	}
-	all, equal, sent, received := comm.RowsBefore(rows, n), comm.RowsBefore(same, n), comm.RowsBefore(send, n), comm.RowsBefore(recv, n)
+	all, equal, sent, received := comm.RowsBefore(rows, n), comm.RowsBefore(same, n), comm.RowsBefore(send, n),
+		comm.RowsBefore(recv, n)
 	types := []tensor.DType{tensor.F32, tensor.BF16, tensor.F64, tensor.I32, tensor.I64}
 	for _, d := range types {
 		if d == tensor.BF16 && n > maxCombined {
@@ -257,25 +262,29 @@ func sameAsStaged(r *gpuRank, n int) error {
 			}},
 			{"scatter in place", all * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
 				whole := out.View(all, 3)
-				return c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)), whole, rows)
+				return c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)),
+					whole, rows)
 			}},
 			{"gather in place", all * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
 				whole := out.View(all, 3)
-				return c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)), rows)
+				return c.AllGather(r.s[0], whole,
+					whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)), rows)
 			}},
 			{"even gather", equal * 3, same[me] * 3, func(c *Comm, out, in tensor.Tensor) error {
 				return c.AllGather(r.s[0], out.View(equal, 3), in.View(same[me], 3), same)
 			}},
 			{"even gather in place", equal * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
 				whole := out.View(equal, 3)
-				return c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(same, me), comm.RowsBefore(same, me+1)), same)
+				return c.AllGather(r.s[0], whole,
+					whole.Slice(0, comm.RowsBefore(same, me), comm.RowsBefore(same, me+1)), same)
 			}},
 			{"even scatter", same[me] * 3, equal * 3, func(c *Comm, out, in tensor.Tensor) error {
 				return c.ReduceScatter(r.s[0], out.View(same[me], 3), in.View(equal, 3), same)
 			}},
 			{"even scatter in place", equal * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
 				whole := out.View(equal, 3)
-				return c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(same, me), comm.RowsBefore(same, me+1)), whole, same)
+				return c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(same, me), comm.RowsBefore(same, me+1)),
+					whole, same)
 			}},
 			{"sum", 5000, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Sum) }},
 			{"max", 5000, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Max) }},
@@ -288,12 +297,16 @@ func sameAsStaged(r *gpuRank, n int) error {
 			var bits [2][]byte
 			for i, c := range []*Comm{r.c, viaStaged} {
 				var err error
-				if bits[i], err = r.result(d, op.out, op.in, func(out, in tensor.Tensor) error { return op.run(c, out, in) }); err != nil {
+				if bits[i],
+					err = r.result(d, op.out, op.in, func(out, in tensor.Tensor) error {
+					return op.run(c, out, in)
+				}); err != nil {
 					return status.Errorf(status.Internal, "%s of %v with %s: %w", op.name, d, c.Kind(), err)
 				}
 			}
 			if string(bits[0]) != string(bits[1]) {
-				return status.Errorf(status.Internal, "%s of %v: the result differs from the staged transport", op.name, d)
+				return status.Errorf(status.Internal, "%s of %v: the result differs from the staged transport",
+					op.name, d)
 			}
 		}
 	}
@@ -420,9 +433,13 @@ func TestNCCLCollectives(t *testing.T) {
 				case "max":
 					err = r.c.AllReduce(r.s[0], whole, comm.Max)
 				case "gather":
-					err = r.c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(w.rows, r.c.Rank()), comm.RowsBefore(w.rows, r.c.Rank()+1)), w.rows)
+					err = r.c.AllGather(r.s[0], whole,
+						whole.Slice(0, comm.RowsBefore(w.rows, r.c.Rank()), comm.RowsBefore(w.rows, r.c.Rank()+1)),
+						w.rows)
 				case "scatter":
-					err = r.c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(w.rows, r.c.Rank()), comm.RowsBefore(w.rows, r.c.Rank()+1)), whole, w.rows)
+					err = r.c.ReduceScatter(r.s[0],
+						whole.Slice(0, comm.RowsBefore(w.rows, r.c.Rank()), comm.RowsBefore(w.rows, r.c.Rank()+1)),
+						whole, w.rows)
 				}
 				if err != nil {
 					return err
@@ -442,7 +459,8 @@ func TestNCCLScratch(t *testing.T) {
 	defer func(n int64) { ncclScratch = n }(ncclScratch)
 	ncclScratch = 4096
 	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
-		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) }, forComm)
+		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) },
+			forComm)
 	}, func(r *gpuRank) error {
 		if err := sameAsStaged(r, 3); err != nil {
 			return err
@@ -525,7 +543,8 @@ func TestNCCLFails(t *testing.T) {
 		case <-time.After(100 * time.Second):
 			return status.Errorf(status.Internal, "asynchronous errors were not queried")
 		}
-		if err := r.c.Broadcast(r.s[0], low, 0); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {
+		if err := r.c.Broadcast(r.s[0], low, 0); status.Of(err) != status.Comm ||
+			!strings.Contains(err.Error(), "a peer is gone") {
 			return status.Errorf(status.Internal, "after the error: %v", err)
 		}
 		if err := r.c.Close(); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {

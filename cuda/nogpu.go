@@ -50,7 +50,8 @@ func documentsOf(cuQ, cuK []int64) (n int64) {
 // are invalid. Given document bounds only reduce the tables; the share of cuDNN is its largest need
 // for any documents.
 func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
-	if device.Operations[device.OpAttentionForward].Check(unsafe.Pointer(a), true) != nil || a.Q.NDim != 3 || a.K.NDim != 3 || a.V.NDim != 3 {
+	if device.Operations[device.OpAttentionForward].Check(unsafe.Pointer(a), true) != nil || a.Q.NDim != 3 ||
+		a.K.NDim != 3 || a.V.NDim != 3 {
 		return 0
 	}
 	tq, hq, tk, hkv := a.Q.Shape[0], a.Q.Shape[1], a.K.Shape[0], a.K.Shape[1]
@@ -92,7 +93,8 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 // attention.cu).
 func (g NoGPU) addsToDQ(a *device.Attention) bool {
 	d, dv, scale := a.Q.Shape[2], a.V.Shape[2], float32(a.Scale)
-	return !g.Deterministic && !a.Deterministic && a.Slopes.IsNil() && a.Q.DType == tensor.BF16 && d%16 == 0 && dv%16 == 0 &&
+	return !g.Deterministic && !a.Deterministic && a.Slopes.IsNil() && a.Q.DType == tensor.BF16 && d%16 == 0 &&
+		dv%16 == 0 &&
 		max(d, dv) <= 256 && scale >= 1e-30 && scale <= 1e30
 }
 
@@ -106,11 +108,14 @@ const (
 // GatedDeltaSizes returns the most bytes that any kernel needs for the call; 0 if the arguments are
 // invalid.
 func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
-	if device.Operations[device.OpGatedDeltaForward].Check(unsafe.Pointer(a), true) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
+	if device.Operations[device.OpGatedDeltaForward].Check(unsafe.Pointer(a), true) != nil || a.K.NDim != 3 ||
+		a.V.NDim != 3 {
 		return none
 	}
-	s := deltaShape{size: a.K.DType.Size(), tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], panel: deltaPanel, processors: deltaProcessors}
-	if s.dk < 1 || s.dv < 1 || a.KeyHead == nil && s.valueHeads > 0 && (s.keyHeads == 0 || s.valueHeads%s.keyHeads != 0) {
+	s := deltaShape{size: a.K.DType.Size(), tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1],
+		dk: a.K.Shape[2], dv: a.V.Shape[2], panel: deltaPanel, processors: deltaProcessors}
+	if s.dk < 1 || s.dv < 1 || a.KeyHead == nil && s.valueHeads > 0 &&
+		(s.keyHeads == 0 || s.valueHeads%s.keyHeads != 0) {
 		return none
 	}
 	if g.emulated {

@@ -38,7 +38,8 @@ func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
 
 // sdpaLeaves reports whether a call has an option that cuDNN does not get.
 func sdpaLeaves(a *device.Attention) bool {
-	return !a.Sinks.IsNil() || !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Shift != nil || a.Softcap != 0 || a.Dropout != 0 || a.Carry
+	return !a.Sinks.IsNil() || !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Shift != nil || a.Softcap != 0 ||
+		a.Dropout != 0 || a.Carry
 }
 
 // splitForSDPA splits a call whose key heads have different numbers of query heads into calls with
@@ -141,7 +142,8 @@ func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
 	q, k, v, out := stridesOf(a.Q), stridesOf(a.K), stridesOf(a.V), stridesOf(a.Out)
 	byLengths := tq == 1 || backward && (right < 0 && tk%128 != 0 || hq*tq%4 != 0)
 	if byLengths { // packed
-		if !q.byToken(hq, d) || !k.byToken(hkv, d) || !v.byToken(hkv, dv) || !out.byToken(hq, dv) || backward && (d%16 != 0 || dv%16 != 0) {
+		if !q.byToken(hq, d) || !k.byToken(hkv, d) || !v.byToken(hkv, dv) || !out.byToken(hq, dv) || backward &&
+			(d%16 != 0 || dv%16 != 0) {
 			return 0, false
 		}
 		tq, tk = roundUp(tq, sdpaRound), roundUp(tk, sdpaRound)

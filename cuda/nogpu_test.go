@@ -128,8 +128,9 @@ func (c *randomCall) tensor(tokens, heads, width int64) tensor.Tensor {
 }
 
 func (c *randomCall) attention() *device.Attention {
-	a := &device.Attention{Q: c.tensor(c.tq, c.hq, c.dim), K: c.tensor(c.tk, c.hkv, c.dim), V: c.tensor(c.tk, c.hkv, c.dv), Out: c.tensor(c.tq, c.hq, c.dv),
-		KVHead: c.kvHead, Causal: c.IntN(2) == 0, Scale: 0.1, Deterministic: c.IntN(5) == 0}
+	a := &device.Attention{Q: c.tensor(c.tq, c.hq, c.dim), K: c.tensor(c.tk, c.hkv, c.dim),
+		V: c.tensor(c.tk, c.hkv, c.dv), Out: c.tensor(c.tq, c.hq, c.dv), KVHead: c.kvHead, Causal: c.IntN(2) == 0,
+		Scale: 0.1, Deterministic: c.IntN(5) == 0}
 	if c.IntN(4) == 0 {
 		a.Window = &device.Window{Left: c.pick(-1, 0, 100, 1<<40), Right: c.pick(-1, 0, 5, 1<<40)}
 	}
@@ -150,15 +151,17 @@ func (c *randomCall) attention() *device.Attention {
 		case 6:
 			a.Carry, a.Out.DType = true, tensor.F32
 		case 7:
-			a.BlockMask, a.QuerySeq, a.KeySeq, a.BlockRows, a.BlockColumns = tensor.Of(nil, tensor.U8, 1, 1, 1), 9, 9, 9, 9
+			a.BlockMask, a.QuerySeq, a.KeySeq, a.BlockRows, a.BlockColumns = tensor.Of(nil, tensor.U8, 1, 1, 1),
+				9, 9, 9, 9
 		}
 	}
 	return a
 }
 
 func (c *randomCall) delta() *device.GatedDelta {
-	x := &device.GatedDelta{Q: c.tensor(c.tq, c.hkv, c.dim), K: c.tensor(c.tq, c.hkv, c.dim), V: c.tensor(c.tq, c.hq, c.dv), Out: c.tensor(c.tq, c.hq, c.dv),
-		KeyHead: c.kvHead, Chunk: c.pick(0, 0, 16, 40, 200), Panel: c.pick(0, 0, 1, 100, 4096, math.MaxInt64)}
+	x := &device.GatedDelta{Q: c.tensor(c.tq, c.hkv, c.dim), K: c.tensor(c.tq, c.hkv, c.dim),
+		V: c.tensor(c.tq, c.hq, c.dv), Out: c.tensor(c.tq, c.hq, c.dv), KeyHead: c.kvHead,
+		Chunk: c.pick(0, 0, 16, 40, 200), Panel: c.pick(0, 0, 1, 100, 4096, math.MaxInt64)}
 	if c.IntN(3) == 0 {
 		x.Cu = []int64{0, c.tq / 3, c.tq / 3, c.tq}
 	}

@@ -33,12 +33,16 @@ func TestLayout(t *testing.T) {
 		if n := o.Args.NumField(); n != len(fields) {
 			t.Fatalf("%s has %d fields, %s %d", o.Args, n, name, len(fields))
 		}
-		fmt.Fprintf(&source, "{ static %s from, to; fprintf(stderr, \"%%zu\\n\", sizeof from); if (fread(&from, sizeof from, 1, stdin) != 1) return 1; memset(&to, 0, sizeof to);\n", name)
+		fmt.Fprintf(&source,
+			"{ static %s from, to; fprintf(stderr, \"%%zu\\n\", sizeof from); if (fread(&from, sizeof from, 1, stdin) != 1) return 1; memset(&to, 0, sizeof to);\n",
+			name)
 		fmt.Fprintf(&want, "%d\n", o.Size)
 		bits, kept := make([]byte, o.Size), make([]byte, o.Size)
 		for j, field := range fields {
 			f := o.Args.Field(j)
-			fmt.Fprintf(&source, "fprintf(stderr, \"%%zu %%zu\\n\", offsetof(%s, %s), sizeof from.%s); to.%s = from.%s;\n", name, field, field, field, field)
+			fmt.Fprintf(&source,
+				"fprintf(stderr, \"%%zu %%zu\\n\", offsetof(%s, %s), sizeof from.%s); to.%s = from.%s;\n", name, field,
+				field, field, field)
 			fmt.Fprintf(&want, "%d %d\n", f.Offset, f.Type.Size())
 			for at := f.Offset; at < f.Offset+f.Type.Size(); at++ {
 				if bits[at] = byte(at*7 + uintptr(i) + 1); f.Type.Kind() == reflect.Bool {
@@ -58,7 +62,8 @@ func TestLayout(t *testing.T) {
 	if err := os.WriteFile(c, source.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cc", "-I", filepath.Join(root, "cuda"), "-o", program, c).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cc", "-I", filepath.Join(root, "cuda"), "-o", program,
+		c).CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
 	var copied, places bytes.Buffer
@@ -105,7 +110,8 @@ func cStruct(t *testing.T, header string, op int) (name string, fields []string)
 	}
 	text = text[strings.LastIndex(text, "typedef struct {")+len("typedef struct {"):]
 	for line := range strings.Lines(text) {
-		if words := strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" *;\n", r) }); len(words) > 0 {
+		if words := strings.FieldsFunc(line,
+			func(r rune) bool { return strings.ContainsRune(" *;\n", r) }); len(words) > 0 {
 			fields = append(fields, words[len(words)-1])
 		}
 	}

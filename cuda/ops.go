@@ -102,7 +102,8 @@ func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	if C.plug_delta_sizes(d.table, d.d, (*C.uly_gated_delta)(args), &sizes) != 0 {
 		return device.DeltaSizes{}
 	}
-	return device.DeltaSizes{Saved: int64(sizes.saved), Forward: int64(sizes.forward), Backward: int64(sizes.backward), State: int64(sizes.state)}
+	return device.DeltaSizes{Saved: int64(sizes.saved), Forward: int64(sizes.forward), Backward: int64(sizes.backward),
+		State: int64(sizes.state)}
 }
 
 // AttentionKernel returns the name of the kernel that would run the call or its gradient (see

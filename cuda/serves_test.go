@@ -37,12 +37,14 @@ func TestLibrariesServe(t *testing.T) {
 		{name: "full", hq: 8, h: 2, dim: 128, q: []int64{0, 1000}, full: true},
 		{name: "fewer queries than keys", hq: 8, h: 2, dim: 128, q: []int64{0, 500}, k: []int64{0, 2048}},
 		{name: "a window", hq: 8, h: 2, dim: 128, q: []int64{0, 2048}, window: &device.Window{Left: 255, Right: 0}},
-		{name: "documents in a window", hq: 8, h: 2, dim: 128, q: []int64{0, 700, 2048}, window: &device.Window{Left: 255, Right: 0}},
+		{name: "documents in a window", hq: 8, h: 2, dim: 128, q: []int64{0, 700, 2048},
+			window: &device.Window{Left: 255, Right: 0}},
 		{name: "one query", hq: 8, h: 2, dim: 128, q: []int64{0, 1}, k: []int64{0, 512}},
 		{name: "heads of 256", hq: 4, h: 2, dim: 256, q: []int64{0, 1024}},
 		// Qwen2.5-7B on 8 ranks
 		{name: "the end of a group", hq: 4, h: 2, dim: 128, q: []int64{0, 2048}, kv: []int64{0, 0, 0, 1}},
-		{name: "documents, whole groups and two partial ones", hq: 11, h: 4, dim: 128, q: []int64{0, 300, 301, 1500, 2048}, kv: []int64{0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+		{name: "documents, whole groups and two partial ones", hq: 11, h: 4, dim: 128,
+			q: []int64{0, 300, 301, 1500, 2048}, kv: []int64{0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
 	} {
 		t.Run("attention, "+c.name, func(t *testing.T) {
 			if c.k == nil {
@@ -50,12 +52,14 @@ func TestLibrariesServe(t *testing.T) {
 			}
 			tq, tk := c.q[len(c.q)-1], c.k[len(c.k)-1]
 			take := func() (q, k, v, out tensor.Tensor) {
-				return alloc(tensor.BF16, tq, c.hq, c.dim), alloc(tensor.BF16, tk, c.h, c.dim), alloc(tensor.BF16, tk, c.h, c.dim), alloc(tensor.BF16, tq, c.hq, c.dim)
+				return alloc(tensor.BF16, tq, c.hq, c.dim), alloc(tensor.BF16, tk, c.h, c.dim),
+					alloc(tensor.BF16, tk, c.h, c.dim), alloc(tensor.BF16, tq, c.hq, c.dim)
 			}
 			var g device.AttentionGrad
 			g.Q, g.K, g.V, g.Out = take()
 			g.DQ, g.DK, g.DV, g.DOut = take()
-			g.LSE, g.CuQ, g.CuK, g.KVHead, g.Causal, g.Window, g.Scale = alloc(tensor.F32, tq, c.hq), c.q, c.k, c.kv, !c.full, c.window, 0.1
+			g.LSE, g.CuQ, g.CuK, g.KVHead, g.Causal, g.Window, g.Scale = alloc(tensor.F32, tq, c.hq), c.q, c.k, c.kv,
+				!c.full, c.window, 0.1
 			any := g.Attention // a query before the documents are known; its result must be enough
 			any.CuQ, any.CuK = nil, nil
 			g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&any, false), d.AttentionWorkspace(&any, true)))
@@ -76,7 +80,8 @@ func TestLibrariesServe(t *testing.T) {
 }
 
 // productsOf runs the matrix products of models, with operands of type in.
-func productsOf(t *testing.T, d *Device, s device.Stream, alloc func(tensor.DType, ...int64) tensor.Tensor, in tensor.DType) {
+func productsOf(t *testing.T, d *Device, s device.Stream, alloc func(tensor.DType, ...int64) tensor.Tensor,
+	in tensor.DType) {
 	const m, n, k = 384, 768, 512
 	transposed := func(x tensor.Tensor) tensor.Tensor { return x.Permute(1, 0) }
 	x, w, y, dy := alloc(in, m, k), alloc(in, n, k), alloc(in, m, n), alloc(in, m, n)

@@ -95,7 +95,8 @@ func (p *pinned) at(offset int64) uintptr { return address(p.buffer.Pointer()) +
 func (c *staged) newPinned(bytes int64) (*pinned, error) {
 	b, err := c.d.AllocHost(bytes)
 	if err != nil {
-		return nil, status.Errorf(status.Of(err), "cannot allocate %d bytes of pinned memory for communication: %w", bytes, err)
+		return nil, status.Errorf(status.Of(err), "cannot allocate %d bytes of pinned memory for communication: %w",
+			bytes, err)
 	}
 	mark, err := c.d.newEvent(false)
 	if err != nil {
@@ -169,7 +170,8 @@ type stagedAllToAll struct {
 	dst                    uintptr
 }
 
-func (c *staged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *staged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	caller, err := c.enter("AllToAll", s)
 	if err != nil {
 		return nil, err
@@ -212,12 +214,14 @@ func (c *staged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows
 	if err != nil {
 		return nil, err
 	}
-	hostRequest, err := c.host.AllToAllStart(nil, p.tensor(sent*width, tensor.U8, received, width), p.tensor(0, tensor.U8, sent, width), recv, send)
+	hostRequest, err := c.host.AllToAllStart(nil, p.tensor(sent*width, tensor.U8, received, width),
+		p.tensor(0, tensor.U8, sent, width), recv, send)
 	if err != nil {
 		return nil, err
 	}
 	r.finish = finishStaged
-	r.staged = stagedAllToAll{c: c, host: hostRequest, p: p, in: sent * width, before: recvBefore, own: own, after: received*width - recvBefore, dst: to}
+	r.staged = stagedAllToAll{c: c, host: hostRequest, p: p, in: sent * width, before: recvBefore, own: own,
+		after: received*width - recvBefore, dst: to}
 	return r, nil
 }
 
@@ -228,7 +232,8 @@ func (c *staged) startDirect(caller *stream, dst, src tensor.Tensor, recvRows, s
 		return nil, err
 	}
 	me, width := c.host.Rank(), max(comm.RowBytes(dst), comm.RowBytes(src))
-	to, from := address(dst.Data)+uintptr(comm.RowsBefore(recvRows, me)*width), address(src.Data)+uintptr(comm.RowsBefore(sendRows, me)*width)
+	to, from := address(dst.Data)+uintptr(comm.RowsBefore(recvRows, me)*width),
+		address(src.Data)+uintptr(comm.RowsBefore(sendRows, me)*width)
 	if err := c.copy(to, from, sendRows[me]*width); err != nil {
 		return nil, err
 	}

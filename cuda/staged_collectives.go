@@ -98,7 +98,8 @@ func (c *staged) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64
 	}
 	onHost := func(k int64, p *pinned) error {
 		total := x.selectChunk(k)
-		return c.host.AllGather(nil, p.tensor(0, tensor.U8, total, row), p.tensor(comm.RowsBefore(x.current, me)*row, tensor.U8, x.current[me], row), x.current)
+		return c.host.AllGather(nil, p.tensor(0, tensor.U8, total, row),
+			p.tensor(comm.RowsBefore(x.current, me)*row, tensor.U8, x.current[me], row), x.current)
 	}
 	toDevice := func(k int64, p *pinned) error {
 		x.selectChunk(k)
@@ -149,7 +150,8 @@ func (c *staged) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []i
 	}
 	onHost := func(k int64, p *pinned) error {
 		total := x.selectChunk(k)
-		return c.host.ReduceScatter(nil, p.tensor(comm.RowsBefore(x.current, me)*row, src.DType, x.current[me], width), p.tensor(0, src.DType, total, width), x.current)
+		return c.host.ReduceScatter(nil, p.tensor(comm.RowsBefore(x.current, me)*row, src.DType, x.current[me], width),
+			p.tensor(0, src.DType, total, width), x.current)
 	}
 	toDevice := func(k int64, p *pinned) error {
 		x.selectChunk(k)
@@ -209,7 +211,8 @@ func (c *staged) SendRecv(s device.Stream, recv tensor.Tensor, from int, send te
 	}
 	if to == c.host.Rank() && from == to {
 		if out != in {
-			return status.Errorf(status.InvalidArgument, "comm.SendRecv: rank %d sends %v to itself but expects %v; both must give one size", to, send, recv)
+			return status.Errorf(status.InvalidArgument,
+				"comm.SendRecv: rank %d sends %v to itself but expects %v; both must give one size", to, send, recv)
 		}
 		if err := c.copy(address(recv.Data), address(send.Data), in); err != nil {
 			return err
@@ -236,7 +239,8 @@ func (c *staged) SendRecv(s device.Stream, recv tensor.Tensor, from int, send te
 		if k >= receives {
 			source = -1
 		}
-		return c.host.SendRecv(nil, p.tensor(half, tensor.U8, bytesIn(k, in)), source, p.tensor(0, tensor.U8, bytesIn(k, out)), target)
+		return c.host.SendRecv(nil, p.tensor(half, tensor.U8, bytesIn(k, in)), source,
+			p.tensor(0, tensor.U8, bytesIn(k, out)), target)
 	}
 	toDevice := func(k int64, p *pinned) error {
 		return c.copy(address(recv.Data)+uintptr(k*half), p.at(half), bytesIn(k, in))

@@ -105,7 +105,8 @@ func (d *Device) of(op string, s device.Stream) (*stream, error) {
 	}
 	own, ok := s.(*stream)
 	if !ok || own.d != d {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the stream belongs to another device (%T); create one with this device's NewStream", op, s)
+		return nil, status.Errorf(status.InvalidArgument,
+			"cuda.%s: the stream belongs to another device (%T); create one with this device's NewStream", op, s)
 	}
 	if own.s == nil {
 		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the stream is closed", op)
@@ -117,7 +118,8 @@ func (d *Device) of(op string, s device.Stream) (*stream, error) {
 func (d *Device) ofEvent(op string, e device.Event) (*event, error) {
 	own, ok := e.(*event)
 	if !ok || own.d != d {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the event belongs to another device (%T); create one with this device's NewEvent", op, e)
+		return nil, status.Errorf(status.InvalidArgument,
+			"cuda.%s: the event belongs to another device (%T); create one with this device's NewEvent", op, e)
 	}
 	if own.e == nil {
 		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the event is closed", op)

@@ -22,10 +22,12 @@ func TestConformanceOfWarpgroups(t *testing.T) {
 	if sm != 90 {
 		t.Skip("SKIPPED: products of warpgroups need a GPU of compute capability 9.0")
 	}
-	conformance.RunAttentionPlain(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
+	conformance.RunAttentionPlain(t,
+		opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
 	// heads of 256 have a forward pass only
 	t.Run("forward", func(t *testing.T) {
-		conformance.RunAttentionPlain(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=mma"}), 129, 256)
+		conformance.RunAttentionPlain(t,
+			opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=mma"}), 129, 256)
 	})
 }
 
@@ -61,8 +63,9 @@ func TestWarpgroupRefusals(t *testing.T) {
 // warpgroupProducts has the products of warpgroups in the kernels of attention for Hopper, by parts
 // of their symbols: of a tile, and of the tiles before and after the loop.
 var warpgroupProducts = map[string]int{
-	"attention_wgmma_forward_kernelILi0": 24, "attention_wgmma_forward_kernelILi1": 32, "attention_wgmma_forward_kernelILi2": 40,
-	"attention_wgmma_dq_kernelILi0": 24, "attention_wgmma_dq_kernelILi1": 40,
+	"attention_wgmma_forward_kernelILi0": 24, "attention_wgmma_forward_kernelILi1": 32,
+	"attention_wgmma_forward_kernelILi2": 40,
+	"attention_wgmma_dq_kernelILi0":      24, "attention_wgmma_dq_kernelILi1": 40,
 	"attention_wgmma_dkv_kernelILi0": 16, "attention_wgmma_dkv_kernelILi1": 24,
 	"attention_wgmma_delta_kernelILi0": 4, "attention_wgmma_delta_kernelILi1": 8,
 }
@@ -82,7 +85,8 @@ func TestWarpgroupProducts(t *testing.T) {
 			}
 			found++
 			if n != want || count(code, opHMMA) > 0 {
-				t.Errorf("%s: %d products, %d of them of warps; want %d of warpgroups", symbol, n, count(code, opHMMA), want)
+				t.Errorf("%s: %d products, %d of them of warps; want %d of warpgroups", symbol, n,
+					count(code, opHMMA), want)
 			}
 		}
 	})

@@ -66,7 +66,8 @@ func TestBalance(t *testing.T) {
 		}
 		// At most 11/9 of the smallest possible number, and one more for each rounding.
 		least := max(1, math.Ceil(float64(total)/float64(budget)/float64(replicas)))
-		if n := float64(len(batches)); n > 2*least+1 || !reflect.DeepEqual(batches, Balance(lengths, replicas, budget, square)) {
+		if n := float64(len(batches)); n > 2*least+1 ||
+			!reflect.DeepEqual(batches, Balance(lengths, replicas, budget, square)) {
 			t.Fatalf("%v micro-batches, at least %v: %v", n, least, batches)
 		}
 	}

@@ -47,7 +47,8 @@ func plainBestFit(lengths []int64, size int64) (bins [][]int) {
 }
 
 func TestBestFitDecreasing(t *testing.T) {
-	if got, want := bestFitDecreasing([]int64{8, 3, 8, 6, 5, 2}, 8), [][]int{{0}, {1, 4}, {2}, {3, 5}}; !reflect.DeepEqual(got, want) {
+	if got, want := bestFitDecreasing([]int64{8, 3, 8, 6, 5, 2}, 8),
+		[][]int{{0}, {1, 4}, {2}, {3, 5}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	r := rand.New(rand.NewSource(1))
@@ -121,7 +122,8 @@ func TestWindows(t *testing.T) {
 		}
 		least := (p.index.tokens + c.maxLength - 1) / c.maxLength
 		if len(seen) != len(lengths) || p.sequences() > least+least/50+number+1 {
-			t.Errorf("%d of %d documents, in %d sequences; %d would be full", len(seen), len(lengths), p.sequences(), least)
+			t.Errorf("%d of %d documents, in %d sequences; %d would be full", len(seen), len(lengths),
+				p.sequences(), least)
 		}
 	}
 }
@@ -153,7 +155,8 @@ func TestBestFit(t *testing.T) {
 		}
 		lines = append(lines, fmt.Sprintf(`{"text": "%s"}`, s))
 	}
-	a, b := file(t, dir, "a.jsonl", strings.Join(lines[:120], "\n")), file(t, dir, "b.jsonl", strings.Join(lines[120:], "\n"))
+	a, b := file(t, dir, "a.jsonl", strings.Join(lines[:120], "\n")),
+		file(t, dir, "b.jsonl", strings.Join(lines[120:], "\n"))
 	c := config(64, a, b)
 	tokens := open(t, c, EvalConfig{}, 256).Train().Tokens()
 	c.Packing = BestFit
@@ -161,7 +164,8 @@ func TestBestFit(t *testing.T) {
 	for _, block := range []int64{50, 1000, 0} {
 		for _, ranks := range []int{1, 2, 4} {
 			onRanks(t, ranks, func(cm comm.Comm) {
-				d, err := Open(c, EvalConfig{Path: []string{b}}, Options{Vocab: 256, Comm: cm, Workers: 2, block: block})
+				d, err := Open(c, EvalConfig{Path: []string{b}},
+					Options{Vocab: 256, Comm: cm, Workers: 2, block: block})
 				if err != nil {
 					t.Error(err)
 					return
@@ -179,7 +183,8 @@ func TestBestFit(t *testing.T) {
 				} else if !reflect.DeepEqual(all, first) {
 					t.Errorf("blocks of %d, %d ranks: other sequences", block, ranks)
 				}
-				if s := d.Train(); s.Tokens() != tokens || s.Documents() != 200 || s.Longest() != 64 || s.Sequences() != int64(len(all)) {
+				if s := d.Train(); s.Tokens() != tokens || s.Documents() != 200 || s.Longest() != 64 ||
+					s.Sequences() != int64(len(all)) {
 					t.Errorf("%s; want %d tokens of 200 documents", s.Identity(), tokens)
 				}
 				for _, m := range whole(t, d.Eval()) { // evaluation data are packed in the same way
@@ -200,7 +205,8 @@ func TestBestFit(t *testing.T) {
 					target = m.IDs[i+1]
 				}
 				if m.Positions[i] != int32(i-lo) || m.Targets[i] != target {
-					t.Fatalf("token %d of %q: position %d, target %d", i-lo, text(m.IDs[lo:hi]), m.Positions[i], m.Targets[i])
+					t.Fatalf("token %d of %q: position %d, target %d", i-lo, text(m.IDs[lo:hi]), m.Positions[i],
+						m.Targets[i])
 				}
 			}
 		}

@@ -39,16 +39,20 @@ func TestRecords(t *testing.T) {
 	template := file(t, dir, "t.jinja", tags)
 	lines := []struct{ line, text, assistant, last, all string }{
 		{`{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "ab"}, {"role": "assistant", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]}]}`,
-			"user:hi\nA:yo\nuser:ab\nA:cd\n", "..........yo\n..........cd\n", ".......................cd\n", ".ser:hi\nA:yo\nuser:ab\nA:cd\n"},
+			"user:hi\nA:yo\nuser:ab\nA:cd\n", "..........yo\n..........cd\n", ".......................cd\n",
+			".ser:hi\nA:yo\nuser:ab\nA:cd\n"},
 		{`{"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]}`,
 			"system:s\nuser:q\nA:r\n", "..................r\n", "..................r\n", ".ystem:s\nuser:q\nA:r\n"},
 		{`{"prompt": "2+2=", "completion": "4"}`, "2+2=4", "....4", "....4", ".+2=4"},
 		{`{"prompt": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "c"}]}`,
-			"user:p\nA:x\nuser:q\nA:c\n", "....................c\n", "....................c\n", ".ser:p\nA:x\nuser:q\nA:c\n"},
+			"user:p\nA:x\nuser:q\nA:c\n", "....................c\n", "....................c\n",
+			".ser:p\nA:x\nuser:q\nA:c\n"},
 		{`{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "no", "weight": 0}, {"role": "user", "content": "v"}, {"role": "assistant", "content": "ok", "train": true, "name": null}]}`,
-			"user:u\nA:no\nuser:v\nA:ok\n", ".....................ok\n", ".....................ok\n", ".ser:u\nA:no\nuser:v\nA:ok\n"},
+			"user:u\nA:no\nuser:v\nA:ok\n", ".....................ok\n", ".....................ok\n",
+			".ser:u\nA:no\nuser:v\nA:ok\n"},
 		{`{"input_ids": [97, 98, 99, 100], "labels": [-100, -100, 99, 101]}`, "abcd", "..ce", "..ce", "..ce"},
-		{`{"input_ids": [97, 98, 99], "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2], "seq_lengths": [3], "assistant_masks": null}`, "abc", ".bc", ".bc", ".bc"},
+		{`{"input_ids": [97, 98, 99], "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2], "seq_lengths": [3], "assistant_masks": null}`,
+			"abc", ".bc", ".bc", ".bc"},
 		{`{"text": "plain"}`, "plain", ".lain", ".lain", ".lain"},
 		{`{"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ü"}], "tools": null, "system": " ", "functions": []}`,
 			"user:é\nA:ü\n", "..........ü\n", "..........ü\n", ".ser:é\nA:ü\n"},
@@ -71,9 +75,11 @@ func TestRecords(t *testing.T) {
 				for k, id := range m.IDs {
 					text[k] = byte(id)
 				}
-				want := map[string]string{"assistant": lines[i].assistant, "last": lines[i].last, "all": lines[i].all}[trainOn]
+				want := map[string]string{"assistant": lines[i].assistant, "last": lines[i].last,
+					"all": lines[i].all}[trainOn]
 				if string(text) != lines[i].text || shown(&m) != want {
-					t.Errorf("%s, record %d: %q, trained %q; want %q, %q", trainOn, i, text, shown(&m), lines[i].text, want)
+					t.Errorf("%s, record %d: %q, trained %q; want %q, %q", trainOn, i, text, shown(&m),
+						lines[i].text, want)
 				}
 			}
 			if s := data.Tokenizer(); !strings.Contains(s, ", conversations ") {
@@ -92,7 +98,8 @@ func TestDigestOfConversations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := config(1000, file(t, dir, "a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`))
+	c := config(1000, file(t, dir, "a.jsonl",
+		`{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`))
 	c.ChatTemplate = chatGoldens + "templates/qwen3.jinja"
 	first := ""
 	for i := range 8 {
@@ -116,7 +123,9 @@ func TestPackedConversations(t *testing.T) {
 	dir := t.TempDir()
 	var lines []string
 	for i := range 40 {
-		lines = append(lines, fmt.Sprintf(`{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "%d"}]}`, strings.Repeat("x", i%7+1), i),
+		lines = append(lines,
+			fmt.Sprintf(`{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "%d"}]}`,
+				strings.Repeat("x", i%7+1), i),
 			fmt.Sprintf(`{"text": "t%d"}`, i))
 	}
 	path := file(t, dir, "a.jsonl", strings.Join(lines, "\n"))
@@ -153,7 +162,8 @@ func TestMaskedTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := file(t, dir, "a.jsonl", `{"messages": [{"role": "user", "content": "Cafe\u0301?"}, {"role": "assistant", "content": "Noe\u0308l, e\u0301."}]}`)
+	path := file(t, dir, "a.jsonl",
+		`{"messages": [{"role": "user", "content": "Cafe\u0301?"}, {"role": "assistant", "content": "Noe\u0308l, e\u0301."}]}`)
 	c := config(200, path)
 	c.Pack, c.ChatTemplate = false, filepath.Join(chatGoldens, "templates", "qwen3.jinja")
 	data, err := Open(c, EvalConfig{}, Options{Vocab: tok.Size(), Tokenizer: tok})
@@ -171,7 +181,8 @@ func TestMaskedTokens(t *testing.T) {
 	if got, want := tok.Decode(trained), "<think>\n\n</think>\n\nNoël, é.<|im_end|>"; got != want {
 		t.Errorf("%q; want %q", got, want)
 	}
-	if got, want := tok.Decode(m.IDs), "<|im_start|>user\nCafé?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nNoël, é.<|im_end|>\n"; got != want {
+	if got, want := tok.Decode(m.IDs),
+		"<|im_start|>user\nCafé?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nNoël, é.<|im_end|>\n"; got != want {
 		t.Errorf("%q; want %q", got, want)
 	}
 }
@@ -184,68 +195,109 @@ func TestChatFaults(t *testing.T) {
 	user := `{"role": "user", "content": "a"}, `
 	deep := strings.Repeat("[", 200) + strings.Repeat("]", 200)
 	for i, c := range []struct{ template, line, want string }{
-		{tags, messages(user + `{"content": "b"}`), `message 1 has no role among "content"; write the role of each message`},
+		{tags, messages(user + `{"content": "b"}`),
+			`message 1 has no role among "content"; write the role of each message`},
 		{tags, messages(user + `{"role": null, "content": "b"}`), "message 1 has no role"},
-		{tags, messages(user + `{"role": "robot", "content": "b"}`), `message 1 has the role "robot"; use one of system, developer, user, assistant`},
-		{tags, `{"conversations": [{"from": "human", "value": "a"}, {"from": "bing", "value": "b"}]}`, `message 1 is from "bing"; use human, gpt`},
-		{tags, messages(user + `{"role": "assistant", "content": ""}`), "message 1 of the assistant is empty; remove it, or the record"},
-		{tags, messages(`{"role": "user", "content": " \n"}, {"role": "assistant", "content": "b"}`), "message 0 of the user is empty"},
+		{tags, messages(user + `{"role": "robot", "content": "b"}`),
+			`message 1 has the role "robot"; use one of system, developer, user, assistant`},
+		{tags, `{"conversations": [{"from": "human", "value": "a"}, {"from": "bing", "value": "b"}]}`,
+			`message 1 is from "bing"; use human, gpt`},
+		{tags, messages(user + `{"role": "assistant", "content": ""}`),
+			"message 1 of the assistant is empty; remove it, or the record"},
+		{tags, messages(`{"role": "user", "content": " \n"}, {"role": "assistant", "content": "b"}`),
+			"message 0 of the user is empty"},
 		{tags, messages(user + `{"role": "assistant", "content": null}`), "message 1 of the assistant is empty"},
 		{tags, `{"system": "s", ` + good[1:], `field "system" is not read; write it as the first message`},
-		{tags, `{"functions": [{"name": "f"}], "system": "", ` + good[1:], `field "functions" is not read; write them as tools`},
+		{tags, `{"functions": [{"name": "f"}], "system": "", ` + good[1:],
+			`field "functions" is not read; write them as tools`},
 		{tags, messages(""), "the conversation is empty; remove the record"},
-		{tags, messages(user[:len(user)-2]), `no message of an assistant is trained; remove the record, or set data.train_on = "all"`},
-		{tags, messages(user + `{"role": "assistant", "content": 3}`), "message 1 has a content that is neither a string nor a list of texts"},
-		{tags, messages(user + `{"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}`), `message 1 has a part of type "image_url", and only text is supported`},
+		{tags, messages(user[:len(user)-2]),
+			`no message of an assistant is trained; remove the record, or set data.train_on = "all"`},
+		{tags, messages(user + `{"role": "assistant", "content": 3}`),
+			"message 1 has a content that is neither a string nor a list of texts"},
+		{tags, messages(user + `{"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}`),
+			`message 1 has a part of type "image_url", and only text is supported`},
 		{tags, messages(user + `"x"`), "message 1 is not an object"},
-		{tags, messages(user + `{"role": "assistant", "content": "b", "weight": 2}`), "message 1 has another weight than 0 and 1"},
-		{tags, messages(user + `{"role": "assistant", "content": "b", "train_detail": []}`), "message 1 has train_detail, and only whole messages can be left out"},
-		{tags, messages(user + `{"role": "assistant", "content": [{"type": "text", "text": "b", "weight": 0}]}`), "message 1 has a part with weight, and only whole messages can be left out; write weight in the message"},
-		{tags, messages(user + `{"role": "assistant", "content": "b", "tool_calls": 1}`), "message 1 has tool_calls that are not a list"},
-		{tags, messages(user + `{"role": "assistant", "role": "user", "content": "b"}`), `the key "role" is there twice`},
-		{tags, messages(user + `{"role": "assistant", "content": "b", "x": ` + deep + `}`), "message 1 cannot be read: the lists and objects are nested too deep"},
-		{tags, messages(user + `{"role": "assistant", "content": "b` + "\xff" + `"}`), `field "messages" is not UTF-8; convert the file to UTF-8`},
+		{tags, messages(user + `{"role": "assistant", "content": "b", "weight": 2}`),
+			"message 1 has another weight than 0 and 1"},
+		{tags, messages(user + `{"role": "assistant", "content": "b", "train_detail": []}`),
+			"message 1 has train_detail, and only whole messages can be left out"},
+		{tags, messages(user + `{"role": "assistant", "content": [{"type": "text", "text": "b", "weight": 0}]}`),
+			"message 1 has a part with weight, and only whole messages can be left out; write weight in the message"},
+		{tags, messages(user + `{"role": "assistant", "content": "b", "tool_calls": 1}`),
+			"message 1 has tool_calls that are not a list"},
+		{tags, messages(user + `{"role": "assistant", "role": "user", "content": "b"}`),
+			`the key "role" is there twice`},
+		{tags, messages(user + `{"role": "assistant", "content": "b", "x": ` + deep + `}`),
+			"message 1 cannot be read: the lists and objects are nested too deep"},
+		{tags, messages(user + `{"role": "assistant", "content": "b` + "\xff" + `"}`),
+			`field "messages" is not UTF-8; convert the file to UTF-8`},
 		{tags, messages(user + `{"role": "assistant", "content": "b\ud800"}`), "half of a surrogate pair"},
 		{tags, `{"tools": [{"name": "f\ud800"}], ` + good[1:], `field "tools" has half of a surrogate pair`},
 		{tags, `{"tools": "[{\"name\": \"f\\ud800\"}]", ` + good[1:], `field "tools" has half of a surrogate pair`},
 		{tags, `{"prompt": "a", "completion": "b\udc00"}`, `field "completion" has half of a surrogate pair`},
-		{tags, messages(user + `{"role": "assistant", "content": "` + strings.Repeat("b", 20000) + `"}`), "the line is longer than 20000 bytes"},
-		{tags, `{"messages": {"role": "user"}}`, `field "messages" is not a list of messages; write a list of objects with role and content`},
-		{tags, `{"messages": "x", "id": 1}`, `field "messages" is not a list of messages; write a list of objects with role and content`},
-		{tags, `{"conversations": "x"}`, `field "conversations" is not a list of messages; write a list of objects with from and value`},
-		{tags, `{"messages": [], "text": "x"}`, "the record may be read as text or messages; set data.format to one of them"},
-		{tags, `{"prompt": "a", "completion": "b", "text": "ab"}`, "the record may be read as text or prompt; set data.format to one of them"},
+		{tags, messages(user + `{"role": "assistant", "content": "` + strings.Repeat("b", 20000) + `"}`),
+			"the line is longer than 20000 bytes"},
+		{tags, `{"messages": {"role": "user"}}`,
+			`field "messages" is not a list of messages; write a list of objects with role and content`},
+		{tags, `{"messages": "x", "id": 1}`,
+			`field "messages" is not a list of messages; write a list of objects with role and content`},
+		{tags, `{"conversations": "x"}`,
+			`field "conversations" is not a list of messages; write a list of objects with from and value`},
+		{tags, `{"messages": [], "text": "x"}`,
+			"the record may be read as text or messages; set data.format to one of them"},
+		{tags, `{"prompt": "a", "completion": "b", "text": "ab"}`,
+			"the record may be read as text or prompt; set data.format to one of them"},
 		{tags, `{"prompt": "a", "completion": "b", ` + good[1:], "the record may be read as messages or prompt; set"},
-		{tags, `{"input_ids": [1, 2], "prompt": "a", "completion": "b"}`, "the record may be read as prompt or tokens; set"},
-		{tags, `{"input_ids": [1, 2], "text": "x", ` + good[1:], "the record may be read as text or messages or tokens; set"},
+		{tags, `{"input_ids": [1, 2], "prompt": "a", "completion": "b"}`,
+			"the record may be read as prompt or tokens; set"},
+		{tags, `{"input_ids": [1, 2], "text": "x", ` + good[1:],
+			"the record may be read as text or messages or tokens; set"},
 		{tags, `{"messages": [` + user, "the line is not JSON at byte"},
 		{tags, `{"prompt": "a", "completion": ""}`, "the completion is empty"},
-		{tags, `{"prompt": "a", "completion": 1}`, `field "completion" is not a string; write prompt and completion as two strings`},
+		{tags, `{"prompt": "a", "completion": 1}`,
+			`field "completion" is not a string; write prompt and completion as two strings`},
 		{tags, `{"input_ids": [1, 2], "labels": [1]}`, "input_ids has 2 ids and labels 1; give both the same length"},
-		{tags, `{"input_ids": [1, 300]}`, "input_ids, position 1: token id 300 is outside the model's vocabulary of 256"},
-		{tags, `{"input_ids": [1, 2], "labels": [-100, 300]}`, "labels (-100 = ignored), position 1: token id 300 is outside"},
+		{tags, `{"input_ids": [1, 300]}`,
+			"input_ids, position 1: token id 300 is outside the model's vocabulary of 256"},
+		{tags, `{"input_ids": [1, 2], "labels": [-100, 300]}`,
+			"labels (-100 = ignored), position 1: token id 300 is outside"},
 		{tags, `{"input_ids": [1, 2.5]}`, `field "input_ids" is not a list of integers`},
-		{tags, `{"input_ids": [1, 2], "attention_mask": [1, 0]}`, "attention_mask, position 1: 0, and only 1 is supported; leave padding out"},
-		{tags, `{"input_ids": [1, 2], "attention_mask": [1, 1], "completion_mask": [0, 1]}`, "completion_mask, position 0: 0"},
+		{tags, `{"input_ids": [1, 2], "attention_mask": [1, 0]}`,
+			"attention_mask, position 1: 0, and only 1 is supported; leave padding out"},
+		{tags, `{"input_ids": [1, 2], "attention_mask": [1, 1], "completion_mask": [0, 1]}`,
+			"completion_mask, position 0: 0"},
 		{tags, `{"input_ids": [1, 2], "assistant_masks": 1}`, `field "assistant_masks" is not a list of integers`},
-		{tags, `{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}`, "position_ids, position 2: 0, and only one document"},
-		{tags, `{"input_ids": [1, 2, 3], "seq_lengths": [1, 2]}`, "seq_lengths has 2 values for 3 ids; write 1, or leave the field out"},
+		{tags, `{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}`,
+			"position_ids, position 2: 0, and only one document"},
+		{tags, `{"input_ids": [1, 2, 3], "seq_lengths": [1, 2]}`,
+			"seq_lengths has 2 values for 3 ids; write 1, or leave the field out"},
 		{tags, `{"input_ids": [1, 2, 3], "seq_lengths": [2]}`, "seq_lengths has a document of 2 of 3 tokens"},
-		{tags, `{"input_ids": [1, 2, 3], "attention_mask": [1, 1]}`, "attention_mask has 2 values for 3 ids; write 3, or leave the field out"},
+		{tags, `{"input_ids": [1, 2, 3], "attention_mask": [1, 1]}`,
+			"attention_mask has 2 values for 3 ids; write 3, or leave the field out"},
 		{tags, `{"input_ids": [1, 2, 3], "position_ids": [0, 1, 2, 3]}`, "position_ids has 4 values for 3 ids"},
-		{tags, `{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}`, "loss_mask, position 0: 0, and only 1 is supported; leave padding out, and write labels"},
+		{tags, `{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}`,
+			"loss_mask, position 0: 0, and only 1 is supported; leave padding out, and write labels"},
 		{tags, `{"input_ids": [1, 9999999999]}`, "position 1: 9999999999 is not a token id"},
-		{tags, messages(user + `{"role": "assistant", "content": "b"}`)[:60] + `], "tools": 3}`, "the line is not JSON"},
+		{tags, messages(user + `{"role": "assistant", "content": "b"}`)[:60] + `], "tools": 3}`,
+			"the line is not JSON"},
 		{tags, `{"tools": 3, ` + good[1:], `field "tools" is not a list`},
-		{tags, `{"tools": "[{", ` + good[1:], `field "tools" is a string that is not JSON (EOF); write the value itself, or all of its JSON`},
-		{tags, `{"tools": ` + deep + `, ` + good[1:], `field "tools" cannot be read: the lists and objects are nested too deep`},
+		{tags, `{"tools": "[{", ` + good[1:],
+			`field "tools" is a string that is not JSON (EOF); write the value itself, or all of its JSON`},
+		{tags, `{"tools": ` + deep + `, ` + good[1:],
+			`field "tools" cannot be read: the lists and objects are nested too deep`},
 		{tags, `{"chat_template_kwargs": [], ` + good[1:], `field "chat_template_kwargs" is not an object`},
-		{tags, `{"chat_template_kwargs": {"x": 1, "add_generation_prompt": true}, ` + good[1:], `field "chat_template_kwargs": add_generation_prompt is not a variable, because the text of a record has no generation prompt; remove it`},
-		{tags, `{"chat_template_kwargs": {"messages": []}, ` + good[1:], `messages is not a variable, because each record has its own; remove it`},
+		{tags, `{"chat_template_kwargs": {"x": 1, "add_generation_prompt": true}, ` + good[1:],
+			`field "chat_template_kwargs": add_generation_prompt is not a variable, because the text of a record has no generation prompt; remove it`},
+		{tags, `{"chat_template_kwargs": {"messages": []}, ` + good[1:],
+			`messages is not a variable, because each record has its own; remove it`},
 		{"{{ messages[0].content }}", good, `the template leaves out message 1, of the role "assistant"`},
-		{"{{ raise_exception('no ' + messages[0].role) }}", good, `t.jinja: the template raises "no user" (line 1 of the template)`},
-		{"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", good, "the template takes more than"},
-		{"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", good, "bytes of text (line 1 of the template)"},
+		{"{{ raise_exception('no ' + messages[0].role) }}", good,
+			`t.jinja: the template raises "no user" (line 1 of the template)`},
+		{"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", good,
+			"the template takes more than"},
+		{"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", good,
+			"bytes of text (line 1 of the template)"},
 		{"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", good, "nested calls"},
 		{"{{ messages[0].content.x.y }}", good, "is undefined (line 1 of the template)"},
 		{"{{ strftime_now('%Y') }}", good, `set data.chat_date = "2026-01-31", the date that the template shows`},

@@ -115,7 +115,9 @@ func Open(d Config, e EvalConfig, o Options) (*Data, error) {
 func (data *Data) open(d Config, e EvalConfig, options Options) error {
 	var err error
 	if d.Sequence < 1 || d.Sequence > math.MaxInt32 || options.Vocab < 1 {
-		err = status.Errorf(status.InvalidArgument, "data.Open: data.sequence %d, vocabulary %d: both must be positive and data.sequence below 2^31", d.Sequence, options.Vocab)
+		err = status.Errorf(status.InvalidArgument,
+			"data.Open: data.sequence %d, vocabulary %d: both must be positive and data.sequence below 2^31",
+			d.Sequence, options.Vocab)
 	} else if options.Tokenizer == nil {
 		options.Tokenizer, err = openTokenizer(d.Tokenizer)
 	}
@@ -203,7 +205,8 @@ func (data *Data) read(o *opener, key string, patterns []string, lines string) (
 				return nil, err
 			}
 			x := newIndex(adjacent, found, starts, o.config.Sequence, data.cache)
-			d := &documentRange{index: x, hi: x.tokens, count: x.docs, maxLength: o.config.Sequence, pack: o.config.Pack}
+			d := &documentRange{index: x, hi: x.tokens, count: x.docs, maxLength: o.config.Sequence,
+				pack: o.config.Pack}
 			if err := o.agree(d.measure()); err != nil {
 				return nil, err
 			}
@@ -224,7 +227,9 @@ func (data *Data) read(o *opener, key string, patterns []string, lines string) (
 	}
 	if len(sources) == 0 {
 		paths, _ := glob(key, patterns)
-		return nil, status.Errorf(status.InvalidConfig, "%s: %s: the files have no text and no tokens; name files that are not empty", key, strings.Join(paths, ", "))
+		return nil, status.Errorf(status.InvalidConfig,
+			"%s: %s: the files have no text and no tokens; name files that are not empty", key,
+			strings.Join(paths, ", "))
 	}
 	return sources, nil
 }

@@ -21,7 +21,8 @@ func file(t testing.TB, dir, name, content string) string {
 }
 
 func config(sequence int64, paths ...string) Config {
-	return Config{Path: paths, Tokenizer: "bytes", TextField: "text", Sequence: sequence, Batch: 1, Accumulate: 1, Pack: true}
+	return Config{Path: paths, Tokenizer: "bytes", TextField: "text", Sequence: sequence, Batch: 1, Accumulate: 1,
+		Pack: true}
 }
 
 func open(t testing.TB, d Config, e EvalConfig, vocab int64) *Data {
@@ -54,12 +55,16 @@ func whole(t testing.TB, s *Set) []MicroBatch {
 
 func TestPacking(t *testing.T) {
 	dir := t.TempDir()
-	a, b := file(t, dir, "a.txt", "abcde"), file(t, dir, "b.jsonl", "{\"text\":\"f\"}\n\n{\"text\":\"\"}\n{\"text\":\"gh\"}\r\n{\"n\":1,\"text\":\"ijk\"}")
+	a, b := file(t, dir, "a.txt", "abcde"),
+		file(t, dir, "b.jsonl", "{\"text\":\"f\"}\n\n{\"text\":\"\"}\n{\"text\":\"gh\"}\r\n{\"n\":1,\"text\":\"ijk\"}")
 	packed := open(t, config(4, a, b), EvalConfig{}, 256).Train()
 	want := []MicroBatch{
-		{IDs: []int32{'a', 'b', 'c', 'd'}, Targets: []int32{'b', 'c', 'd', -100}, Positions: []int32{0, 1, 2, 3}, CuSeqlens: []int64{0, 4}, Valid: 3},
-		{IDs: []int32{'e', 'f', 'g', 'h'}, Targets: []int32{-100, -100, 'h', -100}, Positions: []int32{0, 0, 0, 1}, CuSeqlens: []int64{0, 1, 2, 4}, Valid: 1},
-		{IDs: []int32{'i', 'j', 'k'}, Targets: []int32{'j', 'k', -100}, Positions: []int32{0, 1, 2}, CuSeqlens: []int64{0, 3}, Valid: 2},
+		{IDs: []int32{'a', 'b', 'c', 'd'}, Targets: []int32{'b', 'c', 'd', -100}, Positions: []int32{0, 1, 2, 3},
+			CuSeqlens: []int64{0, 4}, Valid: 3},
+		{IDs: []int32{'e', 'f', 'g', 'h'}, Targets: []int32{-100, -100, 'h', -100}, Positions: []int32{0, 0, 0, 1},
+			CuSeqlens: []int64{0, 1, 2, 4}, Valid: 1},
+		{IDs: []int32{'i', 'j', 'k'}, Targets: []int32{'j', 'k', -100}, Positions: []int32{0, 1, 2},
+			CuSeqlens: []int64{0, 3}, Valid: 2},
 	}
 	if got := whole(t, packed); !reflect.DeepEqual(got, want) {
 		t.Errorf("packed\ngot  %v\nwant %v", got, want)
@@ -70,13 +75,15 @@ func TestPacking(t *testing.T) {
 	want = []MicroBatch{
 		want[0],
 		{IDs: []int32{'f'}, Targets: []int32{-100}, Positions: []int32{0}, CuSeqlens: []int64{0, 1}},
-		{IDs: []int32{'g', 'h'}, Targets: []int32{'h', -100}, Positions: []int32{0, 1}, CuSeqlens: []int64{0, 2}, Valid: 1},
+		{IDs: []int32{'g', 'h'}, Targets: []int32{'h', -100}, Positions: []int32{0, 1}, CuSeqlens: []int64{0, 2},
+			Valid: 1},
 		want[2],
 	}
 	if got := whole(t, single); !reflect.DeepEqual(got, want) {
 		t.Errorf("not packed\ngot  %v\nwant %v", got, want)
 	}
-	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 || packed.Steps(1, 2) != 2 || (&Set{sequences: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
+	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 ||
+		packed.Steps(1, 2) != 2 || (&Set{sequences: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
 		t.Error(packed, single)
 	}
 }
@@ -84,7 +91,8 @@ func TestPacking(t *testing.T) {
 // This is the example of DeepSpeed's own test: targets are shifted once, over the whole sequence,
 // before it is sharded.
 func TestShiftFixture(t *testing.T) {
-	path := tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "t.safetensors"), 1, 6, map[string][]int64{"input_ids": {1, 10, 10, 10, 2, 2}})
+	path := tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "t.safetensors"), 1, 6,
+		map[string][]int64{"input_ids": {1, 10, 10, 10, 2, 2}})
 	m := whole(t, open(t, config(6, path), EvalConfig{}, 11).Train())[0]
 	for rank, want := range [][2][]int32{{{1, 10, 10}, {10, 10, 10}}, {{10, 2, 2}, {2, 2, -100}}} {
 		lo, hi := 3*rank, 3*rank+3
@@ -101,8 +109,10 @@ func TestTokens(t *testing.T) {
 		"position_ids": {7, 8, 0, 1, 5, 0, 0, 3, 4, 0}})
 	got := whole(t, open(t, config(5, path), EvalConfig{}, 12).Train())
 	want := []MicroBatch{
-		{IDs: []int32{1, 2, 3, 4, 5}, Targets: []int32{-100, -100, 4, 11, -100}, Positions: []int32{7, 8, 0, 1, 5}, CuSeqlens: []int64{0, 2, 5}, Valid: 2},
-		{IDs: []int32{6, 7, 8, 9, 10}, Targets: []int32{-100, 8, -100, -100, -100}, Positions: []int32{0, 0, 3, 4, 0}, CuSeqlens: []int64{0, 1, 4, 5}, Valid: 1},
+		{IDs: []int32{1, 2, 3, 4, 5}, Targets: []int32{-100, -100, 4, 11, -100}, Positions: []int32{7, 8, 0, 1, 5},
+			CuSeqlens: []int64{0, 2, 5}, Valid: 2},
+		{IDs: []int32{6, 7, 8, 9, 10}, Targets: []int32{-100, 8, -100, -100, -100}, Positions: []int32{0, 0, 3, 4, 0},
+			CuSeqlens: []int64{0, 1, 4, 5}, Valid: 1},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -151,7 +161,8 @@ func TestOrderOnAnyMesh(t *testing.T) {
 			for i := 0; i < len(want); i += 4 {
 				seen[fmt.Sprint(want[i:i+4])]++
 			}
-			if first := fmt.Sprint(want[:4]); !shuffle && first != fmt.Sprint([]int32{'0', '0', int32('0' + step*4%23/10), int32('0' + step*4%23%10)}) {
+			if first := fmt.Sprint(want[:4]); !shuffle &&
+				first != fmt.Sprint([]int32{'0', '0', int32('0' + step*4%23/10), int32('0' + step*4%23%10)}) {
 				t.Fatalf("step %d begins with %s", step, first)
 			}
 		}
@@ -197,8 +208,10 @@ func TestEvalSplit(t *testing.T) {
 	dir := t.TempDir()
 	lines := file(t, dir, "l.jsonl", "{\"text\":\"aa\"}\n{\"text\":\"bb\"}\n{\"text\":\"cc\"}\n")
 	book := file(t, dir, "book.txt", "0123456789")
-	toks := tensorfile.WriteTokens(t, filepath.Join(dir, "t.safetensors"), 3, 2, map[string][]int64{"input_ids": {1, 2, 3, 4, 5, 6}})
-	one := tensorfile.WriteTokens(t, filepath.Join(dir, "one.safetensors"), 1, 2, map[string][]int64{"input_ids": {1, 2}})
+	toks := tensorfile.WriteTokens(t, filepath.Join(dir, "t.safetensors"), 3, 2,
+		map[string][]int64{"input_ids": {1, 2, 3, 4, 5, 6}})
+	one := tensorfile.WriteTokens(t, filepath.Join(dir, "one.safetensors"), 1, 2,
+		map[string][]int64{"input_ids": {1, 2}})
 	for _, c := range []struct {
 		paths       []string
 		split       float64
@@ -209,7 +222,8 @@ func TestEvalSplit(t *testing.T) {
 		{[]string{lines}, 0.99, []int32{'a', 'a'}, []int32{'b', 'b', 'c', 'c'}},
 		{[]string{book}, 0.2, []int32{'0', '1', '2', '3', '4', '5', '6', '7'}, []int32{'8', '9'}},
 		{[]string{toks}, 0.34, []int32{1, 2, 3, 4}, []int32{5, 6}},
-		{[]string{lines, toks, book}, 0.4, []int32{'a', 'a', 'b', 'b', 'c', 'c', 1, 2}, []int32{3, 4, 5, 6, '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}},
+		{[]string{lines, toks, book}, 0.4, []int32{'a', 'a', 'b', 'b', 'c', 'c', 1, 2},
+			[]int32{3, 4, 5, 6, '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}},
 		{[]string{one, lines}, 0.7, []int32{1, 2}, []int32{'a', 'a', 'b', 'b', 'c', 'c'}},
 	} {
 		data := open(t, config(2, c.paths...), EvalConfig{Split: c.split}, 256)
@@ -219,7 +233,8 @@ func TestEvalSplit(t *testing.T) {
 			}
 			return ids
 		}
-		if train, eval := ids(data.Train()), ids(data.Eval()); !slices.Equal(train, c.train) || !slices.Equal(eval, c.eval) {
+		if train, eval := ids(data.Train()), ids(data.Eval()); !slices.Equal(train, c.train) ||
+			!slices.Equal(eval, c.eval) {
 			t.Errorf("%v %v: train %v, eval %v", c.paths, c.split, train, eval)
 		}
 	}

@@ -74,7 +74,10 @@ func (d *decoder) read(path string, offset, n int64, buf []byte) ([]byte, error)
 	at := len(buf)
 	buf = extend(buf, int(n))
 	if _, err := f.ReadAt(buf[at:], offset); err == io.EOF {
-		return buf[:at], status.Errorf(status.IO, "%s: the file ends before byte %d: it became shorter while the job read it; start the job again, and do not change the file while a job runs", path, offset+n)
+		return buf[:at],
+			status.Errorf(status.IO,
+				"%s: the file ends before byte %d: it became shorter while the job read it; start the job again, and do not change the file while a job runs",
+				path, offset+n)
 	} else if err != nil {
 		return buf[:at], status.Errorf(status.IO, "%s: cannot be read at byte %d: %w", path, offset, err)
 	}
@@ -183,7 +186,9 @@ func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, er
 		if int64(id) >= d.vocab || id < 0 {
 			text := outsideVocabulary(d.tokensBefore+int64(i), int64(id), d.vocab)
 			if d.tokenizer != nil && int64(id) >= d.tokenizer.Words() {
-				text = fmt.Sprintf(": data.tokenizer: the added token with the id %d is outside the model's vocabulary of %d; remove it from the text", id, d.vocab)
+				text = fmt.Sprintf(
+					": data.tokenizer: the added token with the id %d is outside the model's vocabulary of %d; remove it from the text",
+					id, d.vocab)
 			}
 			return ids, &fault{Line: line, Doc: doc, Code: status.InvalidConfig, Text: text}
 		}

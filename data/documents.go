@@ -184,7 +184,9 @@ func (d *documentRange) split(document int64) (before, after source, err error) 
 func (d *documentRange) splitDocument(at func(int64) int64) (head, tail source, err error) {
 	n := d.hi - d.lo
 	if n < 2 {
-		return nil, nil, status.Errorf(status.InvalidConfig, "eval.split: the only document has %d token and cannot be split; name other files with eval.path", n)
+		return nil, nil,
+			status.Errorf(status.InvalidConfig,
+				"eval.split: the only document has %d token and cannot be split; name other files with eval.path", n)
 	}
 	k := d.lo + at(n)
 	if head, err = d.sub(d.lo, k, d.first, 1); err == nil {

@@ -55,7 +55,9 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 	for i, f := range files {
 		ext := strings.ToLower(filepath.Ext(f.name))
 		if _, packed := unpack.Inner(f.path); packed && ext != ".txt" && ext != ".jsonl" {
-			return nil, status.Errorf(status.InvalidConfig, "%s: %s: a compressed file of the extension %q is not supported; compress .txt or .jsonl files, or expand it", key, f.path, ext)
+			return nil, status.Errorf(status.InvalidConfig,
+				"%s: %s: a compressed file of the extension %q is not supported; compress .txt or .jsonl files, or expand it",
+				key, f.path, ext)
 		}
 		switch ext {
 		case ".txt":
@@ -63,7 +65,8 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 				f.formats[0] = &txtTokens{f.path, f.size, unit}
 			}
 		case ".jsonl":
-			f.formats = []format{&jsonl{f.path, f.size, unit, cmp.Or(lines, chat.Auto), o.config.TextField, cmp.Or(o.line, maxLine)}}
+			f.formats = []format{&jsonl{f.path, f.size, unit, cmp.Or(lines, chat.Auto), o.config.TextField,
+				cmp.Or(o.line, maxLine)}}
 		case ".bin", ".idx":
 			m, err := openMegatron(f.path, max(unit, 64))
 			if err != nil {
@@ -76,7 +79,9 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 			f.formats = []format{megatronIndex{m}, megatronTokens{m}}
 		case ".safetensors":
 		default:
-			return nil, status.Errorf(status.InvalidConfig, "%s: %s: the extension %q is not supported; use .txt, .jsonl or .parquet, also with .gz or .zst, .bin with .idx, or .safetensors", key, f.path, ext)
+			return nil, status.Errorf(status.InvalidConfig,
+				"%s: %s: the extension %q is not supported; use .txt, .jsonl or .parquet, also with .gz or .zst, .bin with .idx, or .safetensors",
+				key, f.path, ext)
 		}
 		kept = append(kept, f)
 	}
@@ -134,7 +139,8 @@ func glob(key string, patterns []string) ([]string, error) {
 		found := []string{p}
 		switch {
 		case err == nil && info.IsDir():
-			return nil, status.Errorf(status.IO, "%s: %s is a folder; name its files, such as %s", key, p, filepath.Join(p, "*.txt"))
+			return nil, status.Errorf(status.IO, "%s: %s is a folder; name its files, such as %s", key, p,
+				filepath.Join(p, "*.txt"))
 		case err != nil && strings.ContainsAny(p, wildcards) && !plain:
 			if found, err = filepath.Glob(p); err != nil {
 				return nil, status.Errorf(status.InvalidConfig, "%s: %q is not a valid pattern: %w", key, p, err)

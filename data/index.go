@@ -120,8 +120,10 @@ func (x *index) load(d *decoder, b int, p *decodedBlock) error {
 	err = f.decode(d, at, d.raw, p)
 	p.sum(d.raw)
 	d.releaseLarge()
-	if err != nil || p.crc != at.crc || int64(len(p.ids)) != x.tokensUntil(b)-at.token || int64(len(p.starts)) != x.docsUntil(b)-at.doc {
-		return status.Errorf(status.IO, "%s: bytes %d to %d have changed since the job began; start the job again, and do not change the files of data.path and eval.path while a job runs",
+	if err != nil || p.crc != at.crc || int64(len(p.ids)) != x.tokensUntil(b)-at.token ||
+		int64(len(p.starts)) != x.docsUntil(b)-at.doc {
+		return status.Errorf(status.IO,
+			"%s: bytes %d to %d have changed since the job began; start the job again, and do not change the files of data.path and eval.path while a job runs",
 			f.path(), at.offset, at.offset+at.size)
 	}
 	return nil

@@ -31,7 +31,8 @@ func sameField(t *testing.T, line string) (fast bool) {
 }
 
 var fields = []string{
-	`{"text":"a"}`, `{ "a" : 1 , "text" : "b\n\t\"\\\/\b\f\r" }`, `{"text":"é\u00e9\u20AC\ud83d\ude00"}`, `{"meta":{"a":[1,-2.5e+3,0,true,false,null,"x\ny"],"b":{}},"c":[],"text":"ok"}`,
+	`{"text":"a"}`, `{ "a" : 1 , "text" : "b\n\t\"\\\/\b\f\r" }`, `{"text":"é\u00e9\u20AC\ud83d\ude00"}`,
+	`{"meta":{"a":[1,-2.5e+3,0,true,false,null,"x\ny"],"b":{}},"c":[],"text":"ok"}`,
 	`{"text":""}`, `{"text":"a","b":{"text":1,"c":{"text":2}},"c":[{"text":1},{"text":2}]}`, `{"n":0.1E-9,"text":"z"}`,
 }
 
@@ -41,13 +42,20 @@ func TestFastTextField(t *testing.T) {
 			t.Errorf("%q is a usual line and was not read", s)
 		}
 	}
-	for _, s := range []string{`{"text":"first","text":"second"}`, `{"a":1,"text":"t","a":2}`, `{"m":{"a":1,"a":1},"text":"t"}`, `{"text":"\ud800"}`, "{\"text\":\"\xff\"}", "{\"text\":\"a\nb\"}", `{"text":3}`, `{"text":null}`, `{"text":"a"`, `{"text":"a"}}`, `{"text":"a",}`, `{"text":"a"} x`, `{"text" "a"}`, `{}`, `[]`, `{"n":01,"text":"a"}`, `{"n":1.,"text":"a"}`,
-		`{"n":-,"text":"a"}`, `{"n":1e,"text":"a"}`, `{"n":tru,"text":"a"}`, `{"n":[1,],"text":"a"}`, `{"n":{"a"},"text":"a"}`, `{"n":"\x","text":"a"}`, `{"n":"\u12g4","text":"a"}`, `{"t\u0065xt":"a"}`, `{,"text":"a"}`, `{"n":+1,"text":"a"}`, `{"text":"\u12"}`, `{"text":"\ud83dx"}`, `{"text":"\ud83d\u0041"}`, "", "{", `{"text`, `{"text":"`, `{"text":"\`} {
+	for _, s := range []string{`{"text":"first","text":"second"}`, `{"a":1,"text":"t","a":2}`,
+		`{"m":{"a":1,"a":1},"text":"t"}`, `{"text":"\ud800"}`, "{\"text\":\"\xff\"}", "{\"text\":\"a\nb\"}",
+		`{"text":3}`, `{"text":null}`, `{"text":"a"`, `{"text":"a"}}`, `{"text":"a",}`, `{"text":"a"} x`,
+		`{"text" "a"}`, `{}`, `[]`, `{"n":01,"text":"a"}`, `{"n":1.,"text":"a"}`,
+		`{"n":-,"text":"a"}`, `{"n":1e,"text":"a"}`, `{"n":tru,"text":"a"}`, `{"n":[1,],"text":"a"}`,
+		`{"n":{"a"},"text":"a"}`, `{"n":"\x","text":"a"}`, `{"n":"\u12g4","text":"a"}`, `{"t\u0065xt":"a"}`,
+		`{,"text":"a"}`, `{"n":+1,"text":"a"}`, `{"text":"\u12"}`, `{"text":"\ud83dx"}`, `{"text":"\ud83d\u0041"}`, "",
+		"{", `{"text`, `{"text":"`, `{"text":"\`} {
 		if sameField(t, s) {
 			t.Errorf("%q was read", s)
 		}
 	}
-	if _, err := textField([]byte(`{"text":"first","text":"second"}`), "text"); err == nil || err.Error() != `the key "text" is there twice, the second time at byte 16` {
+	if _, err := textField([]byte(`{"text":"first","text":"second"}`), "text"); err == nil ||
+		err.Error() != `the key "text" is there twice, the second time at byte 16` {
 		t.Error(err)
 	}
 	// Every change of one byte.

@@ -71,7 +71,8 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *decodedBlock) error 
 		}
 		if int64(n) > f.limit {
 			return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig,
-				Text: fmt.Sprintf(": the line is longer than %d bytes; write the document to a .txt file of its own", f.limit)}
+				Text: fmt.Sprintf(": the line is longer than %d bytes; write the document to a .txt file of its own",
+					f.limit)}
 		}
 		// Concatenated files may have a byte order mark on any line.
 		if doc := bytes.TrimSpace(input.TrimBOM(raw[:n])); len(doc) > 0 {
@@ -185,7 +186,8 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 		p.labels = append(p.labels, id)
 	}
 	if !trained && len(p.ids) > at {
-		return fmt.Errorf("no token is trained: each token with a trained byte has other bytes as well; use another template or tokenizer")
+		return fmt.Errorf(
+			"no token is trained: each token with a trained byte has other bytes as well; use another template or tokenizer")
 	}
 	if doc.EOS && len(p.ids) > at {
 		n := len(p.ids)
@@ -207,7 +209,8 @@ func (d *decoder) ends(doc *chat.Document, ids []int32) error {
 	}
 	s, ok := d.tokenizer.(speller)
 	if !ok {
-		return status.Errorf(status.Unsupported, "the tokenizer does not tell where tokens end; set data.train_on = \"all\"")
+		return status.Errorf(status.Unsupported,
+			"the tokenizer does not tell where tokens end; set data.train_on = \"all\"")
 	}
 	var err error
 	if d.tokenEnds, err = s.Ends(d.tokenEnds, doc.Text, ids); err == nil {

@@ -34,7 +34,8 @@ type idType struct {
 
 // idTypes maps Megatron-LM's codes to types. Floating-point types have no width, because they are
 // refused.
-var idTypes = map[byte]idType{1: {"uint8", 1}, 2: {"int8", 1}, 3: {"int16", 2}, 4: {"int32", 4}, 5: {"int64", 8}, 6: {"float64", 0}, 7: {"float32", 0}, 8: {"uint16", 2}}
+var idTypes = map[byte]idType{1: {"uint8", 1}, 2: {"int8", 1}, 3: {"int16", 2}, 4: {"int32", 4}, 5: {"int64", 8},
+	6: {"float64", 0}, 7: {"float32", 0}, 8: {"uint16", 2}}
 
 const (
 	idxMagic  = "MMIDIDX\x00\x00"
@@ -51,7 +52,8 @@ func openMegatron(path string, unitBytes int64) (*megatron, error) {
 	}{{m.idx, &m.idxBytes}, {m.bin, &m.binBytes}} {
 		info, err := input.StatContent(x.path)
 		if err != nil {
-			return nil, status.Errorf(status.IO, "%s: a Megatron dataset needs both files, %s and %s: %w", path, filepath.Base(m.bin), filepath.Base(m.idx), err)
+			return nil, status.Errorf(status.IO, "%s: a Megatron dataset needs both files, %s and %s: %w", path,
+				filepath.Base(m.bin), filepath.Base(m.idx), err)
 		}
 		*x.bytes = info.Size()
 	}
@@ -74,7 +76,8 @@ func openMegatron(path string, unitBytes int64) (*megatron, error) {
 func (m *megatron) header(b []byte) error {
 	bad := func(format string, args ...any) error { return status.Errorf(status.InvalidConfig, format, args...) }
 	if int64(len(b)) < idxHeader || string(b[:len(idxMagic)]) != idxMagic {
-		return bad("the file is not the index of a Megatron dataset (it does not begin with %q and %d bytes of header); write it with Megatron-LM's IndexedDatasetBuilder", idxMagic, idxHeader)
+		return bad("the file is not the index of a Megatron dataset (it does not begin with %q and %d bytes of header); write it with Megatron-LM's IndexedDatasetBuilder",
+			idxMagic, idxHeader)
 	}
 	b = b[len(idxMagic):]
 	if v := binary.LittleEndian.Uint64(b); v != 1 {
@@ -90,18 +93,21 @@ func (m *megatron) header(b []byte) error {
 	m.idType = kind
 	n, docs := binary.LittleEndian.Uint64(b[9:]), binary.LittleEndian.Uint64(b[17:])
 	if most := uint64(m.idxBytes); n > most || docs > most {
-		return bad("the header has %d sequences and %d documents, but the file has only %d bytes: it is truncated or damaged; write it again", n, docs, m.idxBytes)
+		return bad("the header has %d sequences and %d documents, but the file has only %d bytes: it is truncated or damaged; write it again",
+			n, docs, m.idxBytes)
 	}
 	m.sequences, m.entries = int64(n), int64(docs)
 	plain := idxHeader + 12*m.sequences + 8*m.entries
 	if m.idxBytes != plain && m.idxBytes != plain+m.sequences { // with modes
-		return bad("the file has %d bytes, %d sequences and %d documents need %d: it is truncated or damaged; write it again", m.idxBytes, n, docs, plain)
+		return bad("the file has %d bytes, %d sequences and %d documents need %d: it is truncated or damaged; write it again",
+			m.idxBytes, n, docs, plain)
 	}
 	if m.entries < 1 {
 		return bad("the list of documents is empty; write the file again")
 	}
 	if m.binBytes%m.idType.width != 0 {
-		return bad("%s has %d bytes, which is not a multiple of the size of %s: it is truncated or belongs to another index; write both files again", filepath.Base(m.bin), m.binBytes, m.idType.name)
+		return bad("%s has %d bytes, which is not a multiple of the size of %s: it is truncated or belongs to another index; write both files again",
+			filepath.Base(m.bin), m.binBytes, m.idType.name)
 	}
 	return nil
 }
@@ -136,7 +142,8 @@ const columnWindow = 2048
 func (c *column) at(d *decoder, i int64) (v int64, err error) {
 	if i < c.lo || i >= c.lo+int64(len(c.window))/c.width {
 		c.lo = i - i%(columnWindow/c.width)
-		if c.window, err = d.read(c.path, c.offset+c.lo*c.width, min(columnWindow, (c.n-c.lo)*c.width), c.window[:0]); err != nil {
+		if c.window, err = d.read(c.path, c.offset+c.lo*c.width, min(columnWindow, (c.n-c.lo)*c.width),
+			c.window[:0]); err != nil {
 			return 0, err
 		}
 	}
@@ -167,7 +174,8 @@ func (m megatronIndex) scan(d *decoder, lo, hi int64) error {
 	lengths, offsets, docs := m.columns()
 	lo, hi = lo/entryWork, hi/entryWork
 	if lo == 0 && m.sequences == 0 && m.binBytes != 0 {
-		return bad("there are no sequences, but %s has %d bytes: it belongs to another index; use files of one dataset", filepath.Base(m.bin), m.binBytes)
+		return bad("there are no sequences, but %s has %d bytes: it belongs to another index; use files of one dataset",
+			filepath.Base(m.bin), m.binBytes)
 	}
 	if err := m.checkSequences(d, lo, min(hi, m.sequences), &lengths, &offsets, bad); err != nil {
 		return err
@@ -176,7 +184,8 @@ func (m megatronIndex) scan(d *decoder, lo, hi int64) error {
 }
 
 // checkSequences checks entries [lo, hi) of the lists of sequences.
-func (m megatronIndex) checkSequences(d *decoder, lo, hi int64, lengths, offsets *column, bad func(string, ...any) error) error {
+func (m megatronIndex) checkSequences(d *decoder, lo, hi int64, lengths, offsets *column,
+	bad func(string, ...any) error) error {
 	for i := lo; i < hi; i++ {
 		n, err := lengths.at(d, i)
 		if err != nil {
@@ -196,14 +205,17 @@ func (m megatronIndex) checkSequences(d *decoder, lo, hi int64, lengths, offsets
 		case n < 0:
 			return bad("sequence %d has %d tokens: the file is damaged; write it again", i, n)
 		case i == 0 && from != 0:
-			return bad("sequence 0 begins at byte %d of %s: the file is damaged; write it again", from, filepath.Base(m.bin))
+			return bad("sequence 0 begins at byte %d of %s: the file is damaged; write it again", from,
+				filepath.Base(m.bin))
 		case from < 0 || from > m.binBytes || from+n*m.idType.width > m.binBytes:
 			return bad("sequence %d, %d tokens of type %s from byte %d on, is not in %s, which has %d bytes: a file is truncated, or the files are of different datasets; use files of one dataset",
 				i, n, m.idType.name, from, filepath.Base(m.bin), m.binBytes)
 		case from+n*m.idType.width != end && i+1 == m.sequences:
-			return bad("%s has data after the last sequence, which ends at byte %d of %d: the files are of different datasets; use files of one dataset", filepath.Base(m.bin), from+n*m.idType.width, end)
+			return bad("%s has data after the last sequence, which ends at byte %d of %d: the files are of different datasets; use files of one dataset",
+				filepath.Base(m.bin), from+n*m.idType.width, end)
 		case from+n*m.idType.width != end:
-			return bad("sequence %d ends at byte %d and the next begins at byte %d, but only adjacent sequences are supported; write the dataset again", i, from+n*m.idType.width, end)
+			return bad("sequence %d ends at byte %d and the next begins at byte %d, but only adjacent sequences are supported; write the dataset again",
+				i, from+n*m.idType.width, end)
 		}
 	}
 	return nil
@@ -224,11 +236,14 @@ func (m megatronIndex) checkDocuments(d *decoder, lo, hi int64, docs *column, ba
 		}
 		switch {
 		case i == 0 && first != 0:
-			return bad("the first document begins with sequence %d, but it must begin with sequence 0; write the file again", first)
+			return bad("the first document begins with sequence %d, but it must begin with sequence 0; write the file again",
+				first)
 		case i+1 == m.entries && first != m.sequences:
-			return bad("the list of documents ends with sequence %d of %d: the file is damaged; write it again", first, m.sequences)
+			return bad("the list of documents ends with sequence %d of %d: the file is damaged; write it again", first,
+				m.sequences)
 		case first > next || first < 0:
-			return bad("document %d begins with sequence %d and ends before sequence %d: the file is damaged; write it again", i, first, next)
+			return bad("document %d begins with sequence %d and ends before sequence %d: the file is damaged; write it again",
+				i, first, next)
 		}
 	}
 	return nil
@@ -314,7 +329,8 @@ func (m megatronTokens) decode(d *decoder, b *block, raw []byte, p *decodedBlock
 			return err
 		}
 	}
-	return &fault{Line: none, Doc: k, Code: status.InvalidConfig, Text: outsideVocabulary(lo+wrong-from, id(raw, wrong), d.vocab)}
+	return &fault{Line: none, Doc: k, Code: status.InvalidConfig,
+		Text: outsideVocabulary(lo+wrong-from, id(raw, wrong), d.vocab)}
 }
 
 // reader returns a function that returns the i-th id in bytes of a .bin.

@@ -53,7 +53,9 @@ func TestMegatron(t *testing.T) {
 						path := filepath.Join(megatronGoldens, name+[]string{".bin", ".idx"}[k])
 						d := config(16, text, path, text)
 						d.Pack = pack
-						data, err := Open(d, EvalConfig{}, Options{Vocab: 60000, Comm: c, Workers: 2, block: block, cache: 999})
+						data,
+							err := Open(d, EvalConfig{},
+							Options{Vocab: 60000, Comm: c, Workers: 2, block: block, cache: 999})
 						if err != nil {
 							t.Error(err)
 							return
@@ -62,7 +64,8 @@ func TestMegatron(t *testing.T) {
 						abc := []int32{'a', 'b', 'c'}
 						want := plainSequences(slices.Concat([][]int32{abc}, docs, [][]int32{abc}), 16, pack)
 						if got := whole(t, data.Train()); !reflect.DeepEqual(got, want) {
-							t.Errorf("%s, pack %v, blocks of %d, %d ranks:\ngot  %v\nwant %v", name, pack, block, ranks, got, want)
+							t.Errorf("%s, pack %v, blocks of %d, %d ranks:\ngot  %v\nwant %v", name, pack, block, ranks,
+								got, want)
 						}
 					})
 				}
@@ -70,7 +73,8 @@ func TestMegatron(t *testing.T) {
 		}
 	}
 	both := open(t, config(4, filepath.Join(megatronGoldens, "one.*")), EvalConfig{Split: 0.4}, 12)
-	if got, kept := whole(t, both.Train()), whole(t, both.Eval()); len(got) != 1 || !slices.Equal(got[0].IDs, []int32{5, 6, 7, 8}) || !slices.Equal(kept[0].IDs, []int32{9, 10, 11}) {
+	if got, kept := whole(t, both.Train()), whole(t, both.Eval()); len(got) != 1 ||
+		!slices.Equal(got[0].IDs, []int32{5, 6, 7, 8}) || !slices.Equal(kept[0].IDs, []int32{9, 10, 11}) {
 		t.Error(got, kept)
 	}
 }
@@ -113,18 +117,24 @@ func TestMegatronFaults(t *testing.T) {
 		want   string
 	}{
 		{put(0, 'X', 1), status.InvalidConfig, "is not the index of a Megatron dataset"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, status.InvalidConfig, "is not the index of a Megatron dataset"},
-		{func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, status.InvalidConfig, "is not the index of a Megatron dataset"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, status.InvalidConfig,
+			"is not the index of a Megatron dataset"},
+		{func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, status.InvalidConfig,
+			"is not the index of a Megatron dataset"},
 		{put(9, 2, 8), status.InvalidConfig, "version 2 of the index format"},
 		{put(17, 9, 1), status.InvalidConfig, "the type code 9"},
 		{put(17, 6, 1), status.InvalidConfig, "the ids are float64; write them as integers"},
 		{put(18, 1<<63, 8), status.InvalidConfig, "9223372036854775808 sequences and"},
 		{put(18, uint64(n+1), 8), status.InvalidConfig, "it is truncated or damaged"},
 		{put(26, 1<<40, 8), status.InvalidConfig, "1099511627776 documents"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-8], bin }, status.InvalidConfig, "it is truncated or damaged"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-3] }, status.InvalidConfig, "is not a multiple of the size of int32"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-4] }, status.InvalidConfig, "is not in x.bin"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0, 0, 0) }, status.InvalidConfig, "has data after the last sequence"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-8], bin }, status.InvalidConfig,
+			"it is truncated or damaged"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-3] }, status.InvalidConfig,
+			"is not a multiple of the size of int32"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-4] }, status.InvalidConfig,
+			"is not in x.bin"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0, 0, 0) }, status.InvalidConfig,
+			"has data after the last sequence"},
 		{func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, status.InvalidConfig, "is not in x.bin"},
 		{put(lengths+8, 1<<32-1, 4), status.InvalidConfig, "sequence 2 has -1 tokens"},
 		{put(lengths+8, 1, 4), status.InvalidConfig, "only adjacent sequences are supported"},
@@ -152,7 +162,8 @@ func TestMegatronFaults(t *testing.T) {
 			for _, ranks := range []int{1, 4} {
 				onRanks(t, ranks, func(com comm.Comm) {
 					_, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 60000, Comm: com, block: block})
-					if status.Of(err) != c.code || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Join(dir, "x.")) {
+					if status.Of(err) != c.code || !strings.Contains(err.Error(), c.want) ||
+						!strings.Contains(err.Error(), filepath.Join(dir, "x.")) {
 						t.Errorf("case %d, blocks of %d, %d ranks: %v, want %q", i, block, ranks, err, c.want)
 					}
 				})
@@ -164,14 +175,16 @@ func TestMegatronFaults(t *testing.T) {
 		filepath.Join(megatronGoldens, "none.bin"):    "have no text and no tokens",
 		file(t, dir, "alone.bin", "ab"):               "a Megatron dataset needs both files, alone.bin and alone.idx",
 	} {
-		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 60000}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 60000}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
 	}
 	// The error has the position of an id in its document, for any blocks.
 	path := copyMegatron(t, dir, "one", "long", func(idx, bin []byte) ([]byte, []byte) { return idx, bin })
 	for _, block := range []int64{64, 0} {
-		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 10, block: block}); err == nil || !strings.HasPrefix(err.Error(), path+" (document 0), position 5: token id 10") {
+		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 10, block: block}); err == nil ||
+			!strings.HasPrefix(err.Error(), path+" (document 0), position 5: token id 10") {
 			t.Error(err)
 		}
 	}
@@ -211,7 +224,8 @@ func FuzzMegatron(f *testing.F) {
 		d.Pack = pack
 		data, err := Open(d, EvalConfig{}, Options{Vocab: 1 << 40, block: 64, cache: 64})
 		if err != nil {
-			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), filepath.Join(dir, "x.")) && !strings.Contains(err.Error(), "have no text and no tokens") {
+			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), filepath.Join(dir, "x.")) &&
+				!strings.Contains(err.Error(), "have no text and no tokens") {
 				t.Fatal(err)
 			}
 			return

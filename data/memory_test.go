@@ -130,8 +130,9 @@ func TestMemory(t *testing.T) {
 	close(stop)
 	<-stopped
 	t.Logf("%d MB in %d documents: opened in %.1f s (%.0f MB/s), %d shuffled sequences in %.2f s (%.0f a second, %.1f million tokens a second); at most %.0f MiB more resident memory, index %.1f MiB",
-		size, docs, opened.Seconds(), float64(size)/opened.Seconds(), 3000, read.Seconds(), 3000/read.Seconds(), float64(tokens)/read.Seconds()/1e6,
-		float64(most.Load()-before)/(1<<20), float64(64*len(data.train.sources[0].(*documentRange).blocks))/(1<<20))
+		size, docs, opened.Seconds(), float64(size)/opened.Seconds(), 3000, read.Seconds(), 3000/read.Seconds(),
+		float64(tokens)/read.Seconds()/1e6, float64(most.Load()-before)/(1<<20),
+		float64(64*len(data.train.sources[0].(*documentRange).blocks))/(1<<20))
 	if data.Train().Documents()+data.Eval().Documents() != docs {
 		t.Errorf("%d and %d documents of %d", data.Train().Documents(), data.Eval().Documents(), docs)
 	}

@@ -29,7 +29,8 @@ type Sequence struct {
 
 // reset makes the micro-batch empty. It keeps the memory.
 func (m *MicroBatch) reset() {
-	m.IDs, m.Targets, m.Positions, m.CuSeqlens, m.Valid = m.IDs[:0], m.Targets[:0], m.Positions[:0], append(m.CuSeqlens[:0], 0), 0
+	m.IDs, m.Targets, m.Positions, m.CuSeqlens, m.Valid = m.IDs[:0], m.Targets[:0], m.Positions[:0],
+		append(m.CuSeqlens[:0], 0), 0
 	m.Sequences = m.Sequences[:0]
 }
 

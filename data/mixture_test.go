@@ -62,7 +62,9 @@ func mixed(t *testing.T) Config {
 	var a, b []string
 	for i := range 30 {
 		a = append(a, fmt.Sprintf(`{"text": "a%d%s"}`, i, strings.Repeat("x", i*5%23)))
-		b = append(b, fmt.Sprintf(`{"messages": [{"role": "user", "content": "%d"}, {"role": "assistant", "content": "b%s"}]}`, i, strings.Repeat("y", i*3%17)))
+		b = append(b, fmt.Sprintf(
+			`{"messages": [{"role": "user", "content": "%d"}, {"role": "assistant", "content": "b%s"}]}`, i,
+			strings.Repeat("y", i*3%17)))
 	}
 	c := config(16)
 	c.Path, c.Shuffle, c.ShuffleDocuments, c.ChatTemplate = nil, true, true, file(t, dir, "t.jinja", tags)
@@ -156,7 +158,8 @@ func TestShuffledDocuments(t *testing.T) {
 		s := fmt.Sprintf("<%d%s>", i, strings.Repeat("x", i*7%29))
 		lines, want[s] = append(lines, fmt.Sprintf(`{"text": "%s"}`, s)), true
 	}
-	c := config(64, file(t, dir, "a.jsonl", strings.Join(lines[:120], "\n")), file(t, dir, "b.jsonl", strings.Join(lines[120:], "\n")))
+	c := config(64, file(t, dir, "a.jsonl", strings.Join(lines[:120], "\n")),
+		file(t, dir, "b.jsonl", strings.Join(lines[120:], "\n")))
 	c.ShuffleDocuments = true
 	var text []byte
 	borders := map[int]bool{}

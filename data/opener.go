@@ -77,5 +77,6 @@ func (o *opener) decoder() *decoder {
 	if o.Tokenizer != nil && o.config.AddBOS {
 		begin = o.Tokenizer.Begin()
 	}
-	return &decoder{begin: begin, tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS, keepStarts: o.config.needsStarts(), vocab: o.Vocab, sequence: o.config.Sequence}
+	return &decoder{begin: begin, tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS,
+		keepStarts: o.config.needsStarts(), vocab: o.Vocab, sequence: o.config.Sequence}
 }

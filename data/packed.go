@@ -38,7 +38,8 @@ func (o *opener) arrange(all []source, shuffle bool) []source {
 			order = func(k int64) int64 { return permute(k, d.count, seed, 0) }
 		}
 		// Each document has at most one span more than it fills sequences.
-		p := &packedRange{documentRange: d, spans: make([]span, 0, d.count+d.sequences()), ends: make([]int64, 0, d.sequences())}
+		p := &packedRange{documentRange: d, spans: make([]span, 0, d.count+d.sequences()),
+			ends: make([]int64, 0, d.sequences())}
 		if c.Packing == BestFit {
 			p.packBestFit(order)
 		} else {

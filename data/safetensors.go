@@ -83,23 +83,31 @@ func (t *tokenFile) checkTensors() error {
 		case "position_ids":
 			t.positions = e
 		default:
-			return status.Errorf(status.Unsupported, "%s: tensor %s is not supported (supported: input_ids, labels, position_ids); write the file without it, and separate documents by position_ids that restart at 0", path, input.Quote(e.Name))
+			return status.Errorf(status.Unsupported,
+				"%s: tensor %s is not supported (supported: input_ids, labels, position_ids); write the file without it, and separate documents by position_ids that restart at 0",
+				path, input.Quote(e.Name))
 		}
 	}
 	if t.ids.Name == "" {
-		return status.Errorf(status.InvalidConfig, "%s: there is no tensor input_ids; add one of shape [sequences, %d]", path, t.width)
+		return status.Errorf(status.InvalidConfig, "%s: there is no tensor input_ids; add one of shape [sequences, %d]",
+			path, t.width)
 	}
 	for _, e := range []tensor.Entry{t.ids, t.labels, t.positions} {
 		switch {
 		case e.Name == "":
 		case e.DType != tensor.I32 && e.DType != tensor.I64:
-			return status.Errorf(status.InvalidConfig, "%s: %s has the type %s; convert it to I32 or I64", path, e.Name, e.TypeName)
+			return status.Errorf(status.InvalidConfig, "%s: %s has the type %s; convert it to I32 or I64", path, e.Name,
+				e.TypeName)
 		case len(e.Shape) != 2:
-			return status.Errorf(status.InvalidConfig, "%s: %v has %d dimensions; give it the shape [sequences, %d]", path, e, len(e.Shape), t.width)
+			return status.Errorf(status.InvalidConfig, "%s: %v has %d dimensions; give it the shape [sequences, %d]",
+				path, e, len(e.Shape), t.width)
 		case !slices.Equal(e.Shape, t.ids.Shape):
-			return status.Errorf(status.InvalidConfig, "%s: %v and %v have different shapes; give both the same shape", path, e, t.ids)
+			return status.Errorf(status.InvalidConfig, "%s: %v and %v have different shapes; give both the same shape",
+				path, e, t.ids)
 		case e.Shape[1] != t.width:
-			return status.Errorf(status.InvalidConfig, "%s: the sequences of %v have %d tokens, data.sequence is %d; set data.sequence = %d", path, e, e.Shape[1], t.width, e.Shape[1])
+			return status.Errorf(status.InvalidConfig,
+				"%s: the sequences of %v have %d tokens, data.sequence is %d; set data.sequence = %d", path, e,
+				e.Shape[1], t.width, e.Shape[1])
 		}
 	}
 	t.n = t.ids.Shape[0]
@@ -126,17 +134,21 @@ func (t *tokenFile) check(m *MicroBatch, s int64) error {
 	ids, labels, positions := m.scratch[0], m.scratch[1], m.scratch[2]
 	for i, id := range ids {
 		if id < 0 || id >= t.vocab {
-			return status.Errorf(status.InvalidConfig, "%s: input_ids, sequence %d%s", t.file.Path, s, outsideVocabulary(int64(i), id, t.vocab))
+			return status.Errorf(status.InvalidConfig, "%s: input_ids, sequence %d%s", t.file.Path, s,
+				outsideVocabulary(int64(i), id, t.vocab))
 		}
 	}
 	for i, id := range labels {
 		if id != Ignore && (id < 0 || id >= t.vocab) {
-			return status.Errorf(status.InvalidConfig, "%s: labels (%d = ignored), sequence %d%s", t.file.Path, Ignore, s, outsideVocabulary(int64(i), id, t.vocab))
+			return status.Errorf(status.InvalidConfig, "%s: labels (%d = ignored), sequence %d%s", t.file.Path, Ignore,
+				s, outsideVocabulary(int64(i), id, t.vocab))
 		}
 	}
 	for i, p := range positions {
 		if p < 0 || p > math.MaxInt32 {
-			return status.Errorf(status.InvalidConfig, "%s: position_ids, sequence %d, position %d: %d is out of range; use values from 0 to %d", t.file.Path, s, i, p, math.MaxInt32)
+			return status.Errorf(status.InvalidConfig,
+				"%s: position_ids, sequence %d, position %d: %d is out of range; use values from 0 to %d", t.file.Path,
+				s, i, p, math.MaxInt32)
 		}
 	}
 	return nil
@@ -195,7 +207,8 @@ func (t *tokenFile) appendSequence(m *MicroBatch, sequence int64) error {
 		return err
 	}
 	if t.sum(m) != t.sums[s] {
-		return status.Errorf(status.IO, "%s: sequence %d has changed since the job began; start the job again, and do not change the files of data.path and eval.path while a job runs",
+		return status.Errorf(status.IO,
+			"%s: sequence %d has changed since the job began; start the job again, and do not change the files of data.path and eval.path while a job runs",
 			t.file.Path, s)
 	}
 	t.fill(m)
@@ -209,5 +222,6 @@ func (t *tokenFile) split(document int64) (before, after source, _ error) {
 }
 
 func (t *tokenFile) splitDocument(func(int64) int64) (head, tail source, _ error) {
-	return nil, nil, status.Errorf(status.InvalidConfig, "eval.split: %s has one sequence, which cannot be split; name other files with eval.path", t.file.Path)
+	return nil, nil, status.Errorf(status.InvalidConfig,
+		"eval.split: %s has one sequence, which cannot be split; name other files with eval.path", t.file.Path)
 }

@@ -194,7 +194,8 @@ func (s *scan) gatherBlocks() ([]foundBlock, []uint32, error) {
 		all = append(all, blocksOf(b)...)
 		var f *fault
 		if err := json.Unmarshal(faults[r], &f); err != nil {
-			return nil, nil, status.Errorf(status.Internal, "data.Open: the error of rank %d cannot be decoded: %w", r, err)
+			return nil, nil,
+				status.Errorf(status.Internal, "data.Open: the error of rank %d cannot be decoded: %w", r, err)
 		}
 		if f == nil {
 			continue

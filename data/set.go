@@ -86,7 +86,8 @@ func (s *Set) Checksum() uint32 {
 // checkpoints contain this text and a resumed run compares it, so its format must not change. In
 // this text, "rows" are sequences.
 func (s *Set) Identity() string {
-	return fmt.Sprintf("%d documents, %d tokens, %d rows of up to %d, checksum %08x", s.documents, s.tokens, s.sequences, s.longest, s.Checksum())
+	return fmt.Sprintf("%d documents, %d tokens, %d rows of up to %d, checksum %08x", s.documents, s.tokens,
+		s.sequences, s.longest, s.Checksum())
 }
 
 // Files returns a text like Identity that does not depend on how the documents become sequences.
@@ -110,9 +111,11 @@ func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
 // order on; this micro-batch is the batch sequences of it from microBatch·replicas·batch +
 // replica·batch on. After the last sequence a new epoch begins. The result is stored in buf, or in
 // a new MicroBatch if buf is nil.
-func (s *Set) MicroBatch(step, microBatch, replica, replicas, batch, accumulate int64, buf *MicroBatch) (*MicroBatch, error) {
+func (s *Set) MicroBatch(step, microBatch, replica, replicas, batch, accumulate int64,
+	buf *MicroBatch) (*MicroBatch, error) {
 	if step < 0 || microBatch < 0 || microBatch >= accumulate || replica < 0 || replica >= replicas || batch < 1 {
-		return nil, status.Errorf(status.InvalidArgument, "data.Set.MicroBatch: step %d, micro-batch %d of %d, replica %d of %d, batch %d: out of range",
+		return nil, status.Errorf(status.InvalidArgument,
+			"data.Set.MicroBatch: step %d, micro-batch %d of %d, replica %d of %d, batch %d: out of range",
 			step, microBatch, accumulate, replica, replicas, batch)
 	}
 	return s.Ordered(step*(replicas*batch*accumulate)+(microBatch*replicas+replica)*batch, batch, buf)
@@ -148,7 +151,8 @@ func (s *Set) Gather(numbers []int64, buf *MicroBatch) (*MicroBatch, error) {
 // buf is nil.
 func (s *Set) Range(lo, hi int64, buf *MicroBatch) (*MicroBatch, error) {
 	if lo < 0 || hi <= lo || hi > s.sequences {
-		return nil, status.Errorf(status.InvalidArgument, "data.Set.Range: sequences [%d, %d) of %d: out of range", lo, hi, s.sequences)
+		return nil, status.Errorf(status.InvalidArgument, "data.Set.Range: sequences [%d, %d) of %d: out of range", lo,
+			hi, s.sequences)
 	}
 	return s.read(lo, hi, func(g int64) int64 { return g }, buf)
 }

@@ -32,7 +32,8 @@ func plainSequences(docs [][]int32, length int64, pack bool) (sequences []MicroB
 				target = ids[i+1]
 				m.Valid++
 			}
-			m.IDs, m.Targets, m.Positions = append(m.IDs, id), append(m.Targets, target), append(m.Positions, int32(int64(i)-m.CuSeqlens[len(m.CuSeqlens)-1]))
+			m.IDs, m.Targets, m.Positions = append(m.IDs, id), append(m.Targets, target),
+				append(m.Positions, int32(int64(i)-m.CuSeqlens[len(m.CuSeqlens)-1]))
 		}
 		m.CuSeqlens = append(m.CuSeqlens, int64(len(ids)))
 		sequences = append(sequences, m)
@@ -40,7 +41,8 @@ func plainSequences(docs [][]int32, length int64, pack bool) (sequences []MicroB
 	}
 	for _, doc := range docs {
 		for i, id := range doc {
-			if ids, starts = append(ids, id), append(starts, i == 0); pack && int64(len(ids)) == length || !pack && (int64(len(ids)) == length || i == len(doc)-1) {
+			if ids, starts = append(ids, id), append(starts, i == 0); pack && int64(len(ids)) == length || !pack &&
+				(int64(len(ids)) == length || i == len(doc)-1) {
 				add()
 				if !pack {
 					break
@@ -120,7 +122,10 @@ func TestSequences(t *testing.T) {
 						train, eval = docs[:n], docs[n:]
 					}
 					onRanks(t, ranks, func(c comm.Comm) {
-						data, err := Open(d, e, Options{Vocab: 256, Seed: 1, Comm: c, Workers: 1 + int(seed%3), block: block, cache: []int64{1, 1000, 0}[seed%3]})
+						data,
+							err := Open(d, e,
+							Options{Vocab: 256, Seed: 1, Comm: c, Workers: 1 + int(seed%3), block: block,
+								cache: []int64{1, 1000, 0}[seed%3]})
 						if err != nil {
 							t.Error(err)
 							return
@@ -135,14 +140,17 @@ func TestSequences(t *testing.T) {
 							}
 							want := plainSequences(x.docs, d.Sequence, pack)
 							if got := whole(t, x.set); !reflect.DeepEqual(got, want) {
-								t.Errorf("seed %d, pack %v, blocks of %d, %d ranks:\ngot  %v\nwant %v", seed, pack, block, ranks, got, want)
+								t.Errorf("seed %d, pack %v, blocks of %d, %d ranks:\ngot  %v\nwant %v", seed, pack,
+									block, ranks, got, want)
 							}
 							tokens, longest := int64(0), int64(0)
 							for _, m := range want {
 								tokens, longest = tokens+int64(len(m.IDs)), max(longest, int64(len(m.IDs)))
 							}
-							if x.set.Tokens() != tokens || x.set.Longest() != longest || x.set.Documents() != int64(len(x.docs)) {
-								t.Errorf("seed %d, pack %v, blocks of %d: %s, want %d documents, %d tokens, longest %d", seed, pack, block, x.set.Identity(), len(x.docs), tokens, longest)
+							if x.set.Tokens() != tokens || x.set.Longest() != longest ||
+								x.set.Documents() != int64(len(x.docs)) {
+								t.Errorf("seed %d, pack %v, blocks of %d: %s, want %d documents, %d tokens, longest %d",
+									seed, pack, block, x.set.Identity(), len(x.docs), tokens, longest)
 							}
 						}
 					})
@@ -185,7 +193,8 @@ func TestFirstFault(t *testing.T) {
 		for _, block := range []int64{1, 50, 333, 0} {
 			for _, ranks := range []int{1, 2, 7} {
 				onRanks(t, ranks, func(com comm.Comm) {
-					_, err := Open(config(9, c.paths...), EvalConfig{}, Options{Vocab: c.vocab, Comm: com, Workers: 3, block: block})
+					_, err := Open(config(9, c.paths...), EvalConfig{},
+						Options{Vocab: c.vocab, Comm: com, Workers: 3, block: block})
 					if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), c.want) {
 						t.Errorf("blocks of %d, %d ranks: %v\nwant %s", block, ranks, err, c.want)
 					}
@@ -198,12 +207,15 @@ func TestFirstFault(t *testing.T) {
 // A file that is overwritten, truncated or removed while a job runs is an error.
 func TestFilesChanged(t *testing.T) {
 	line := "{\"text\":\"abcdefgh\"}\n"
-	for name, content := range map[string]string{"a.jsonl": strings.Repeat(line, 9), "a.txt": strings.Repeat("abcdefgh", 9)} {
+	for name, content := range map[string]string{"a.jsonl": strings.Repeat(line, 9),
+		"a.txt": strings.Repeat("abcdefgh", 9)} {
 		path := file(t, t.TempDir(), name, content)
 		for what, change := range map[string]func() error{
-			"have changed since": func() error { return os.WriteFile(path, []byte(strings.ReplaceAll(content, "d", "e")), 0o600) },
-			"it became shorter":  func() error { return os.Truncate(path, int64(len(content)/2)) },
-			"cannot be opened":   func() error { return os.Remove(path) },
+			"have changed since": func() error {
+				return os.WriteFile(path, []byte(strings.ReplaceAll(content, "d", "e")), 0o600)
+			},
+			"it became shorter": func() error { return os.Truncate(path, int64(len(content)/2)) },
+			"cannot be opened":  func() error { return os.Remove(path) },
 		} {
 			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
@@ -219,7 +231,8 @@ func TestFilesChanged(t *testing.T) {
 			if err := change(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := data.Train().Range(0, 1, nil); status.Of(err) != status.IO || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), path) {
+			if _, err := data.Train().Range(0, 1, nil); status.Of(err) != status.IO ||
+				!strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), path) {
 				t.Errorf("%s: %v, want %q", name, err, what)
 			}
 		}
@@ -232,13 +245,15 @@ func TestFilesDiffer(t *testing.T) {
 	a, b := file(t, dir, "a.txt", "abc"), file(t, dir, "b.txt", "abcd")
 	onRanks(t, 2, func(c comm.Comm) {
 		path := []string{a, b}[c.Rank()]
-		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); err == nil || !strings.Contains(err.Error(), "a.txt") {
+		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); err == nil ||
+			!strings.Contains(err.Error(), "a.txt") {
 			t.Error(err)
 		}
 	})
 	onRanks(t, 2, func(c comm.Comm) {
 		path := []string{a, dir + "/gone.txt"}[c.Rank()]
-		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "gone.txt") {
+		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "gone.txt") {
 			t.Error(err)
 		}
 	})
@@ -254,7 +269,8 @@ func TestCache(t *testing.T) {
 	defer data.Close()
 	var m *MicroBatch
 	for _, i := range rand.New(rand.NewSource(1)).Perm(1000) {
-		if m, err = data.Train().Range(int64(i), int64(i)+1, m); err != nil || !slices.Equal(m.IDs, []int32{'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}) {
+		if m, err = data.Train().Range(int64(i), int64(i)+1, m); err != nil ||
+			!slices.Equal(m.IDs, []int32{'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}) {
 			t.Fatal(m, err)
 		}
 		if r := data.cache; r.bytes > r.limit || len(r.kept) != r.order.Len() || len(r.kept) == 0 {
@@ -284,7 +300,8 @@ func TestResumedPosition(t *testing.T) {
 			for step := from; step < 40; step++ {
 				m, err := resumed.MicroBatch(step, 1, 1, 2, 2, 2, nil)
 				if err != nil || !reflect.DeepEqual(*m, steps[step]) {
-					t.Fatalf("pack %v, resumed at %d: step %d has %v, want %v, %v", pack, from, step, m, steps[step], err)
+					t.Fatalf("pack %v, resumed at %d: step %d has %v, want %v, %v", pack, from, step, m,
+						steps[step], err)
 				}
 			}
 		}

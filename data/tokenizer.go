@@ -144,13 +144,19 @@ func checkTokenizer(t Tokenizer, vocab int64, d *Config) error {
 		return nil
 	}
 	if n := t.Size(); t.Words() > vocab {
-		return status.Errorf(status.InvalidConfig, "data.tokenizer: the tokenizer has %d ids, the model's vocab_size is %d; use the tokenizer of the model", n, vocab)
+		return status.Errorf(status.InvalidConfig,
+			"data.tokenizer: the tokenizer has %d ids, the model's vocab_size is %d; use the tokenizer of the model",
+			n, vocab)
 	}
 	if d.AddBOS && slices.ContainsFunc(t.Begin(), func(id int32) bool { return int64(id) >= vocab }) {
-		return status.Errorf(status.InvalidConfig, "data.tokenizer: the ids %d that begin a document are outside the model's vocabulary of %d; set data.add_bos = false", t.Begin(), vocab)
+		return status.Errorf(status.InvalidConfig,
+			"data.tokenizer: the ids %d that begin a document are outside the model's vocabulary of %d; set data.add_bos = false",
+			t.Begin(), vocab)
 	}
 	if id, ok := t.EOS(); ok && d.AddEOS && (id < 0 || int64(id) >= vocab) {
-		return status.Errorf(status.InvalidConfig, "data.tokenizer: the id %d that ends a document is outside the model's vocabulary of %d; set data.add_eos = false", id, vocab)
+		return status.Errorf(status.InvalidConfig,
+			"data.tokenizer: the id %d that ends a document is outside the model's vocabulary of %d; set data.add_eos = false",
+			id, vocab)
 	}
 	return nil
 }

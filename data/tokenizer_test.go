@@ -32,7 +32,8 @@ func TestTokenizers(t *testing.T) {
 		line, _ := json.Marshal(map[string]string{"text": s})
 		fmt.Fprintf(&lines, "%s\n", line)
 	}
-	paths := []string{file(t, dir, "a.txt", input.BOM+texts[0]), file(t, dir, "b.jsonl", input.BOM+lines.String()), file(t, dir, "c.txt", strings.Repeat("x", 999)), file(t, dir, "d.txt", input.BOM)}
+	paths := []string{file(t, dir, "a.txt", input.BOM+texts[0]), file(t, dir, "b.jsonl", input.BOM+lines.String()),
+		file(t, dir, "c.txt", strings.Repeat("x", 999)), file(t, dir, "d.txt", input.BOM)}
 	texts = append(append([]string{texts[0]}, texts...), strings.Repeat("x", 999))
 	for _, name := range []string{"qwen2", "llama2", "gemma", "llama3"} {
 		folder := filepath.Join(dir, name)
@@ -71,20 +72,24 @@ func TestTokenizers(t *testing.T) {
 						onRanks(t, ranks, func(c comm.Comm) {
 							d := config(100, paths...)
 							d.Pack, d.AddEOS, d.Tokenizer = pack, eos, folder
-							data, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size(), Comm: c, Workers: 2, block: block, cache: 1000})
+							data,
+								err := Open(d, EvalConfig{},
+								Options{Vocab: tok.Size(), Comm: c, Workers: 2, block: block, cache: 1000})
 							if err != nil {
 								t.Error(err)
 								return
 							}
 							defer data.Close()
 							if got := whole(t, data.Train()); !reflect.DeepEqual(got, want) {
-								t.Errorf("%s, EOS %v, pack %v, blocks of %d: the sequences differ", name, eos, pack, block)
+								t.Errorf("%s, EOS %v, pack %v, blocks of %d: the sequences differ", name, eos,
+									pack, block)
 							}
 							n := len(data.train.sources[0].(*documentRange).blocks)
 							if divisible := name != "llama2"; block == 1000 && divisible != (n >= 6) {
 								t.Errorf("%s: the files have %d blocks", name, n)
 							}
-							if s := data.Tokenizer(); !strings.Contains(s, tok.Digest()[:16]) || strings.Contains(s, "end mark 7") != eos {
+							if s := data.Tokenizer(); !strings.Contains(s, tok.Digest()[:16]) ||
+								strings.Contains(s, "end mark 7") != eos {
 								t.Error(s)
 							}
 						})
@@ -94,13 +99,15 @@ func TestTokenizers(t *testing.T) {
 		}
 		d := config(100, paths...)
 		d.Tokenizer = folder
-		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Words() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("the tokenizer has %d ids", tok.Size())) {
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Words() - 1}); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), fmt.Sprintf("the tokenizer has %d ids", tok.Size())) {
 			t.Error(err)
 		}
 	}
 	d := config(100, paths...)
 	d.Tokenizer = filepath.Join(dir, "nowhere")
-	if _, err := Open(d, EvalConfig{}, Options{Vocab: 9}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "data.tokenizer: there is no "+d.Tokenizer) {
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 9}); status.Of(err) != status.IO ||
+		!strings.Contains(err.Error(), "data.tokenizer: there is no "+d.Tokenizer) {
 		t.Error(err)
 	}
 }
@@ -109,7 +116,8 @@ func TestTokenizers(t *testing.T) {
 // models. A text that has one is refused, with its file and line.
 func TestAddedTokensOutsideOfTheModel(t *testing.T) {
 	dir := t.TempDir()
-	file(t, dir, "tokenizer.json", `{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
+	file(t, dir, "tokenizer.json",
+		`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
 		{"id": 2, "content": "<end>", "special": true}, {"id": 3, "content": "<image>", "special": true}]}`)
 	for text, want := range map[string]string{
 		`{"text": "abba<end>"}`:   "",
@@ -118,7 +126,8 @@ func TestAddedTokensOutsideOfTheModel(t *testing.T) {
 		d := config(4, file(t, dir, "a.jsonl", `{"text": "aaaaa"}`+"\n"+text+"\n"))
 		d.Tokenizer = dir
 		data, err := Open(d, EvalConfig{}, Options{Vocab: 3})
-		if want == "" && err != nil || want != "" && (status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want)) {
+		if want == "" && err != nil || want != "" &&
+			(status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 		if err == nil {
@@ -127,7 +136,8 @@ func TestAddedTokensOutsideOfTheModel(t *testing.T) {
 	}
 	d := config(4, file(t, dir, "a.txt", "aaaaa"))
 	d.Tokenizer = dir
-	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "the tokenizer has 4 ids, the model's vocab_size is 1") {
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1}); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), "the tokenizer has 4 ids, the model's vocab_size is 1") {
 		t.Error(err)
 	}
 }
@@ -137,11 +147,13 @@ func TestAddedTokensOutsideOfTheModel(t *testing.T) {
 // their template.
 func TestBeginMarks(t *testing.T) {
 	dir := t.TempDir()
-	file(t, dir, "tokenizer.json", `{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [{"id": 2, "content": "<s>", "special": true}, {"id": 3, "content": "</s>", "special": true},
+	file(t, dir, "tokenizer.json",
+		`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [{"id": 2, "content": "<s>", "special": true}, {"id": 3, "content": "</s>", "special": true},
 		{"id": 4, "content": "\n"}, {"id": 5, "content": "<cut>"}],
 		"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
 		"special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}}]}}`)
-	file(t, dir, "tokenizer_config.json", `{"eos_token": "</s>", "chat_template": "{% for m in messages %}<s>{{ m.content }}{% endfor %}"}`)
+	file(t, dir, "tokenizer_config.json",
+		`{"eos_token": "</s>", "chat_template": "{% for m in messages %}<s>{{ m.content }}{% endfor %}"}`)
 	long := strings.Repeat("ab<cut>ba\n", 300)
 	ids := []int32{2}
 	for range 300 {
@@ -153,10 +165,14 @@ func TestBeginMarks(t *testing.T) {
 		want       [][]int32 // ids of the documents
 		targets    []int32   // of the first document; nil = its ids from the second on
 	}{
-		{"a.jsonl", `{"text": "ab"}` + "\n" + `{"text": "<s>ba"}` + "\n" + `{"text": ""}` + "\n" + `{"prompt": "a", "completion": "b"}`, true, [][]int32{{2, 0, 1, 3}, {2, 1, 0, 3}, {2, 0, 1, 3}}, nil},
-		{"a.jsonl", `{"text": "ab"}` + "\n" + `{"prompt": "<s>a", "completion": "b"}`, false, [][]int32{{0, 1, 3}, {2, 0, 1, 3}}, nil},
-		{"a.jsonl", `{"prompt": "aa", "completion": "b"}`, true, [][]int32{{2, 0, 0, 1, 3}}, []int32{Ignore, Ignore, 1, 3, Ignore}},
-		{"a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`, true, [][]int32{{2, 0, 2, 1}}, []int32{Ignore, Ignore, 1, Ignore}},
+		{"a.jsonl", `{"text": "ab"}` + "\n" + `{"text": "<s>ba"}` + "\n" + `{"text": ""}` + "\n" +
+			`{"prompt": "a", "completion": "b"}`, true, [][]int32{{2, 0, 1, 3}, {2, 1, 0, 3}, {2, 0, 1, 3}}, nil},
+		{"a.jsonl", `{"text": "ab"}` + "\n" + `{"prompt": "<s>a", "completion": "b"}`, false,
+			[][]int32{{0, 1, 3}, {2, 0, 1, 3}}, nil},
+		{"a.jsonl", `{"prompt": "aa", "completion": "b"}`, true, [][]int32{{2, 0, 0, 1, 3}},
+			[]int32{Ignore, Ignore, 1, 3, Ignore}},
+		{"a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`, true,
+			[][]int32{{2, 0, 2, 1}}, []int32{Ignore, Ignore, 1, Ignore}},
 		{"a.jsonl", `{"input_ids": [0, 1]}`, true, [][]int32{{0, 1}}, nil},
 		{"a.txt", "abba", true, [][]int32{{2, 0, 1, 1, 0, 3}}, nil},
 		{"a.txt", long, true, [][]int32{append(ids, 3)}, nil},
@@ -190,7 +206,9 @@ func TestBeginMarks(t *testing.T) {
 	}
 	d := config(8, file(t, dir, "a.txt", "ab"))
 	d.Tokenizer, d.AddBOS = dir, true
-	if _, err := Open(d, EvalConfig{}, Options{Vocab: 2}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "the ids [2] that begin a document are outside the model's vocabulary of 2; set data.add_bos = false") {
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 2}); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(),
+			"the ids [2] that begin a document are outside the model's vocabulary of 2; set data.add_bos = false") {
 		t.Error(err)
 	}
 }
@@ -223,7 +241,8 @@ func (f testTokenizer) Digest() string     { return "testTokenizer" }
 
 func TestTokenizerFaults(t *testing.T) {
 	dir := t.TempDir()
-	txt, lines := file(t, dir, "a.txt", "good"), file(t, dir, "a.jsonl", "{\"text\":\"good\"}\n\n{\"text\":\"so bad\"}\n")
+	txt, lines := file(t, dir, "a.txt", "good"),
+		file(t, dir, "a.jsonl", "{\"text\":\"good\"}\n\n{\"text\":\"so bad\"}\n")
 	latin := file(t, dir, "latin.txt", "caf\xe9 good")
 	for _, c := range []struct {
 		path  string
@@ -233,13 +252,15 @@ func TestTokenizerFaults(t *testing.T) {
 	}{
 		{lines, testTokenizer{fail: "bad"}, 301, lines + ":3 (document 1): data.tokenizer: no tokens for \"bad\""},
 		{txt, testTokenizer{fail: "oo"}, 301, txt + " (document 0): data.tokenizer: no tokens for \"oo\""},
-		{latin, testTokenizer{}, 301, latin + " (document 0), byte 3: the text is not UTF-8; convert the file to UTF-8"},
+		{latin, testTokenizer{}, 301,
+			latin + " (document 0), byte 3: the text is not UTF-8; convert the file to UTF-8"},
 		{txt, testTokenizer{none: true}, 301, "no text and no tokens"},
 		{txt, testTokenizer{}, 300, "the tokenizer has 301 ids"},
 	} {
 		d := config(9, c.path)
 		d.AddEOS = true
-		if _, err := Open(d, EvalConfig{}, Options{Vocab: c.vocab, Tokenizer: c.tok}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: c.vocab, Tokenizer: c.tok}); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
@@ -253,7 +274,8 @@ func (endsInD) EOS() (int32, bool) { return 'd', true }
 // The end mark is added to documents that do not end with it.
 func TestEndMark(t *testing.T) {
 	dir := t.TempDir()
-	d := config(9, file(t, dir, "a.txt", "cod"), file(t, dir, "b.txt", "code"), file(t, dir, "c.jsonl", "{\"text\":\"add\"}\n{\"text\":\"b\"}\n{\"text\":\"b\"}"))
+	d := config(9, file(t, dir, "a.txt", "cod"), file(t, dir, "b.txt", "code"),
+		file(t, dir, "c.jsonl", "{\"text\":\"add\"}\n{\"text\":\"b\"}\n{\"text\":\"b\"}"))
 	for _, c := range []struct {
 		add  bool
 		want string

@@ -59,7 +59,8 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 		return err
 	}
 	if at := notUTF8(d.raw); at >= 0 {
-		return &fault{Line: none, Doc: 0, Code: status.InvalidConfig, Text: fmt.Sprintf(", byte %d: the text is not UTF-8; convert the file to UTF-8", at)}
+		return &fault{Line: none, Doc: 0, Code: status.InvalidConfig,
+			Text: fmt.Sprintf(", byte %d: the text is not UTF-8; convert the file to UTF-8", at)}
 	}
 	whole, err := d.encode(nil, textAt(0, d.raw), none, 0)
 	if err != nil || len(whole) == 0 {

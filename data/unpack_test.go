@@ -27,7 +27,8 @@ func TestExpandedFiles(t *testing.T) {
 	}
 	upper := file(t, dir, "ROWS.JSONL.GZ", string(text))
 	var first []MicroBatch
-	for _, path := range []string{chatGoldens + "rows.jsonl", chatGoldens + "rows.jsonl.gz", chatGoldens + "rows.jsonl.zst", chatGoldens + "rows.parquet", upper} {
+	for _, path := range []string{chatGoldens + "rows.jsonl", chatGoldens + "rows.jsonl.gz",
+		chatGoldens + "rows.jsonl.zst", chatGoldens + "rows.parquet", upper} {
 		c := config(64, path)
 		c.ChatTemplate = filepath.Join(chatGoldens, "templates", "qwen3.jinja")
 		data, err := Open(c, EvalConfig{}, Options{Vocab: tok.Size(), Tokenizer: tok, block: 1000, Workers: 2})
@@ -72,11 +73,13 @@ func TestExpandedFaults(t *testing.T) {
 	}{
 		{file(t, dir, "cut.jsonl.gz", gz[:len(gz)/2]), status.IO, "cut.jsonl.gz: the file cannot be expanded"},
 		{file(t, dir, "cut.jsonl.zst", zst[:len(zst)-9]), status.IO, "cut.jsonl.zst: the file cannot be expanded"},
-		{file(t, dir, "more.jsonl.gz", gz+"\x00\x00more"), status.IO, "more.jsonl.gz: the file cannot be expanded: gzip"},
+		{file(t, dir, "more.jsonl.gz", gz+"\x00\x00more"), status.IO,
+			"more.jsonl.gz: the file cannot be expanded: gzip"},
 		{file(t, dir, "text.jsonl.gz", `{"text": "x"}`), status.IO, "text.jsonl.gz: the file cannot be expanded: gzip"},
 		{file(t, dir, "text.parquet", `{"text": "x"}`), status.IO, "text.parquet: the file cannot be expanded"},
 		{file(t, dir, "broken.parquet", string(broken)), status.IO, "broken.parquet: the file cannot be expanded"},
-		{file(t, dir, "x.bin.gz", gz), status.InvalidConfig, `a compressed file of the extension ".bin" is not supported`},
+		{file(t, dir, "x.bin.gz", gz), status.InvalidConfig,
+			`a compressed file of the extension ".bin" is not supported`},
 		{file(t, dir, "rows.parquet", parquet), status.InvalidConfig, "rows.parquet:1: there is no chat template"},
 	} {
 		data, err := Open(config(64, c.path), EvalConfig{}, Options{Vocab: 1000})
@@ -89,7 +92,8 @@ func TestExpandedFaults(t *testing.T) {
 	}
 	d := config(64, file(t, dir, "columns.parquet", parquet))
 	d.TextField, d.Format = "body", "text"
-	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1000}); err == nil || !strings.Contains(err.Error(), `columns.parquet:1: there is no field "body"`) {
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1000}); err == nil ||
+		!strings.Contains(err.Error(), `columns.parquet:1: there is no field "body"`) {
 		t.Error(err)
 	}
 }

@@ -70,7 +70,8 @@ func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error
 		return t, nil
 	}
 	if hi > a.buffer.Bytes() {
-		return t, status.Errorf(status.OutOfMemory, "arena %s: %v needs %d bytes, %d of %d are free; the planned size is too small",
+		return t, status.Errorf(status.OutOfMemory,
+			"arena %s: %v needs %d bytes, %d of %d are free; the planned size is too small",
 			a.name, t, t.Bytes(), max(0, a.buffer.Bytes()-lo), a.buffer.Bytes())
 	}
 	a.used, a.peak = hi, max(a.peak, hi)

@@ -13,7 +13,9 @@ func CopyAnywhere(d Device, s Stream, dst, src tensor.Tensor) error {
 		return d.Copy(s, dst, src)
 	}
 	if dst.DType != src.DType || dst.Numel() != src.Numel() || !dst.Contiguous() || !src.Contiguous() {
-		return status.Errorf(status.InvalidArgument, "device.CopyAnywhere: %v into %v: tensors in host memory must be dense and of one type and length", src, dst)
+		return status.Errorf(status.InvalidArgument,
+			"device.CopyAnywhere: %v into %v: tensors in host memory must be dense and of one type and length",
+			src, dst)
 	}
 	if err := s.Sync(); err != nil {
 		return err

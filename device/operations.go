@@ -131,16 +131,22 @@ func (o *Operation) Check(args unsafe.Pointer, sizesOnly bool) error {
 		l := &o.Lists[i]
 		switch {
 		case l.Documents && l.len(args) == 0 && !(sizesOnly && l.isNil(args)):
-			return status.Errorf(status.InvalidArgument, "%s is empty; it must go from 0 to the number of tokens", l.Name)
+			return status.Errorf(status.InvalidArgument, "%s is empty; it must go from 0 to the number of tokens",
+				l.Name)
 		case l.Documents && first == nil:
 			first = l
 		case l.Documents && l.len(args) != first.len(args):
-			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d; they must agree", first.Name, first.len(args)-1, l.Name, l.len(args)-1)
+			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d; they must agree", first.Name,
+				first.len(args)-1, l.Name, l.len(args)-1)
 		case l.shifts && !l.isNil(args) && first != nil && !first.isNil(args) && l.len(args) != first.len(args)-1:
-			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d entries; pass one entry for each document", first.Name, first.len(args)-1, l.Name, l.len(args))
+			return status.Errorf(status.InvalidArgument,
+				"%s has %d documents, %s has %d entries; pass one entry for each document", first.Name,
+				first.len(args)-1, l.Name, l.len(args))
 		case l.heads != "" && !l.isNil(args):
 			if heads := (*tensor.Tensor)(unsafe.Add(args, l.of)).Shape[1]; l.len(args) != heads {
-				return status.Errorf(status.InvalidArgument, "%s has %d entries, %s has %d heads; pass one entry for each head", l.Name, l.len(args), l.heads, heads)
+				return status.Errorf(status.InvalidArgument,
+					"%s has %d entries, %s has %d heads; pass one entry for each head", l.Name, l.len(args),
+					l.heads, heads)
 			}
 		}
 	}

@@ -28,7 +28,8 @@ func TestOperands(t *testing.T) {
 		}
 		count(o.Args)
 		if len(o.Operands) != tensors || len(o.Lists) != lists || o.Size != int64(o.Args.Size()) {
-			t.Errorf("%s has %d operands and %d lists, want %d and %d", o.Name, len(o.Operands), len(o.Lists), tensors, lists)
+			t.Errorf("%s has %d operands and %d lists, want %d and %d", o.Name, len(o.Operands), len(o.Lists),
+				tensors, lists)
 		}
 		written := false
 		for _, p := range o.Operands {
@@ -57,13 +58,19 @@ func TestPasses(t *testing.T) {
 	for name, c := range map[string]struct {
 		got, want map[string]int64
 	}{
-		"product":     {passes(OpGemm, unsafe.Pointer(&Gemm{A: x, B: x, C: x})), map[string]int64{"A": 1, "B": 1, "C": 1}},
-		"sum":         {passes(OpGemm, unsafe.Pointer(&Gemm{A: x, B: x, C: x, Accumulate: true})), map[string]int64{"A": 1, "B": 1, "C": 2}},
-		"optimizer":   {passes(OpAdamW, unsafe.Pointer(&AdamW{W: x, G: x, M: x, V: x})), map[string]int64{"W": 2, "G": 1, "M": 2, "V": 2}},
-		"convolution": {passes(OpConv1dForward, unsafe.Pointer(&Conv1d{X: x, Y: x, W: x})), map[string]int64{"X": 1, "Y": 1, "W": 1}},
-		"gradient": {passes(OpConv1dBackward, unsafe.Pointer(&Conv1dGrad{Conv1d: Conv1d{X: x, Y: x, W: x}, DY: x, DX: x, DW: x})),
+		"product": {passes(OpGemm, unsafe.Pointer(&Gemm{A: x, B: x, C: x})),
+			map[string]int64{"A": 1, "B": 1, "C": 1}},
+		"sum": {passes(OpGemm, unsafe.Pointer(&Gemm{A: x, B: x, C: x, Accumulate: true})),
+			map[string]int64{"A": 1, "B": 1, "C": 2}},
+		"optimizer": {passes(OpAdamW, unsafe.Pointer(&AdamW{W: x, G: x, M: x, V: x})),
+			map[string]int64{"W": 2, "G": 1, "M": 2, "V": 2}},
+		"convolution": {passes(OpConv1dForward, unsafe.Pointer(&Conv1d{X: x, Y: x, W: x})),
+			map[string]int64{"X": 1, "Y": 1, "W": 1}},
+		"gradient": {passes(OpConv1dBackward,
+			unsafe.Pointer(&Conv1dGrad{Conv1d: Conv1d{X: x, Y: x, W: x}, DY: x, DX: x, DW: x})),
 			map[string]int64{"X": 1, "W": 1, "DY": 1, "DX": 1, "DW": 1}},
-		"scratch": {passes(OpDeltaState, unsafe.Pointer(&DeltaState{K: x, State: x, Workspace: x})), map[string]int64{"K": 1, "State": 1}},
+		"scratch": {passes(OpDeltaState, unsafe.Pointer(&DeltaState{K: x, State: x, Workspace: x})),
+			map[string]int64{"K": 1, "State": 1}},
 	} {
 		if !reflect.DeepEqual(c.got, c.want) {
 			t.Errorf("%s: %v, want %v", name, c.got, c.want)

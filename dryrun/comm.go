@@ -57,7 +57,8 @@ func (c *Comm) Abort(status.Code, string) {}
 
 // Split returns an error, because the colors of the other ranks are not known.
 func (c *Comm) Split(int, int) (comm.Comm, error) {
-	return nil, status.Errorf(status.Unsupported, "dryrun.Split: a dry run has one rank, so the groups are unknown; use NewMesh")
+	return nil, status.Errorf(status.Unsupported,
+		"dryrun.Split: a dry run has one rank, so the groups are unknown; use NewMesh")
 }
 
 func (c *Comm) node(rank int) int { return c.members[rank] / c.d.rates.PerNode }
@@ -105,7 +106,8 @@ func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	}
 	c.d.spent.Waits[c.d.clock.Current()]++ // every communication waits for other ranks
 	r := &c.d.rates
-	node, network := float64(max(sent.node, received.node))/r.Node, float64(max(sent.network, received.network))/r.Network
+	node, network := float64(max(sent.node, received.node))/r.Node,
+		float64(max(sent.network, received.network))/r.Network
 	network += float64(max(sent.messages, received.messages)) * r.Message
 	seconds := max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node, network)
 	if s == nil {
@@ -188,7 +190,8 @@ func (r request) Wait() error {
 // AllToAllStart starts an all-to-all after the operations of its stream so far. On a device whose
 // operations are asynchronous, later operations of the stream overlap with it. On a CPU, the call
 // takes the time of the whole all-to-all: the processor moves the bytes.
-func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	x, ok := s.(*stream)
 	if c.Size() == 1 || !ok || x.d != c.d || !c.d.asynchronous() {
 		return request{}, c.AllToAll(s, dst, src, recvRows, sendRows)

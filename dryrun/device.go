@@ -70,7 +70,8 @@ func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, 
 	if err := rates.Check(); err != nil {
 		return nil, err
 	}
-	d := &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}, Waits: map[string]int64{}}}
+	d := &Device{Sizes: sizes, info: info, rates: rates, clock: c,
+		spent: Account{Phases: map[string]float64{}, Waits: map[string]int64{}}}
 	d.Calls = device.NewCalls(d.enqueue)
 	return d, nil
 }
@@ -97,7 +98,8 @@ func (d *Device) Spent() Account {
 // Plus returns x plus y multiplied by times.
 func (x Account) Plus(y Account, times int64) Account {
 	n := float64(times)
-	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), maps.Clone(x.Waits), x.Node + times*y.Node, x.Network + times*y.Network}
+	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), maps.Clone(x.Waits), x.Node + times*y.Node,
+		x.Network + times*y.Network}
 	for name, meetings := range y.Waits {
 		sum.Waits[name] += times * meetings
 	}
@@ -120,7 +122,8 @@ func (d *Device) charge(s device.Stream, seconds float64) error {
 		d.ends = max(d.ends, d.now)
 		return nil
 	case !ok || x.d != d:
-		return status.Errorf(status.InvalidArgument, "dryrun: the stream is one of another device (%T); use this device's NewStream", s)
+		return status.Errorf(status.InvalidArgument,
+			"dryrun: the stream is one of another device (%T); use this device's NewStream", s)
 	}
 	x.at = max(x.at, d.now) + seconds
 	d.ends = max(d.ends, x.at)
@@ -174,7 +177,8 @@ func (s *stream) Record(e device.Event) error {
 		x.at = max(s.at, s.d.now)
 		return nil
 	}
-	return status.Errorf(status.InvalidArgument, "dryrun.Record: the event is one of another device (%T); use this device's NewEvent", e)
+	return status.Errorf(status.InvalidArgument,
+		"dryrun.Record: the event is one of another device (%T); use this device's NewEvent", e)
 }
 
 func (s *stream) Wait(e device.Event) error {
@@ -182,7 +186,8 @@ func (s *stream) Wait(e device.Event) error {
 		s.at = max(s.at, x.at)
 		return nil
 	}
-	return status.Errorf(status.InvalidArgument, "dryrun.Wait: the event is one of another device (%T); use this device's NewEvent", e)
+	return status.Errorf(status.InvalidArgument,
+		"dryrun.Wait: the event is one of another device (%T); use this device's NewEvent", e)
 }
 
 func (s *stream) Close() {}
@@ -200,9 +205,11 @@ type buffer []byte
 
 // Alloc reserves addresses. Only the address space limits the size.
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
-	b, err := syscall.Mmap(-1, 0, int(max(bytes, 1)), syscall.PROT_READ, syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
+	b, err := syscall.Mmap(-1, 0, int(max(bytes, 1)), syscall.PROT_READ,
+		syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
 	if err != nil {
-		return nil, status.Errorf(status.OutOfMemory, "dryrun.Alloc: %d bytes of address space: %w; raise the limit of virtual memory (ulimit -v)", bytes, err)
+		return nil, status.Errorf(status.OutOfMemory,
+			"dryrun.Alloc: %d bytes of address space: %w; raise the limit of virtual memory (ulimit -v)", bytes, err)
 	}
 	return buffer(b), nil
 }

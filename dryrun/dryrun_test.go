@@ -16,7 +16,8 @@ func (noSizes) AttentionWorkspace(*device.Attention, bool) int64            { re
 func (noSizes) GatedDeltaSizes(*device.GatedDelta) (none device.DeltaSizes) { return none }
 
 // slow has a rate of 1 per second for each kind of work.
-var slow = Rates{Products: 1, Attention: 1, Gradient: 1, Delta: 1, Memory: 1, Copies: 1, Node: 1, Network: 1, PerNode: 2}
+var slow = Rates{Products: 1, Attention: 1, Gradient: 1, Delta: 1, Memory: 1, Copies: 1, Node: 1, Network: 1,
+	PerNode: 2}
 
 func open(t *testing.T, place tensor.Place, rates Rates, c *clock.Clock) *Device {
 	t.Helper()
@@ -45,14 +46,16 @@ func TestVisiblePairs(t *testing.T) {
 							for i := range sq {
 								for j := range sk {
 									at := i + shift
-									if (!causal || j <= at) && (left < 0 || j >= at-left) && (right < 0 || j <= at+right) {
+									if (!causal || j <= at) && (left < 0 || j >= at-left) &&
+										(right < 0 || j <= at+right) {
 										want++
 									}
 								}
 							}
 							a := device.Attention{Causal: causal, Window: &device.Window{Left: left, Right: right}}
 							if got := visiblePairs(&a, sq, sk, shift); got != want {
-								t.Errorf("%d queries, %d keys, window [%d, %d], causal %v, shift %d: %v pairs, want %v", sq, sk, left, right, causal, shift, got, want)
+								t.Errorf("%d queries, %d keys, window [%d, %d], causal %v, shift %d: %v pairs, want %v",
+									sq, sk, left, right, causal, shift, got, want)
 							}
 						}
 					}
@@ -69,8 +72,8 @@ func TestVisiblePairs(t *testing.T) {
 // The shift of a document counts from the rows of all documents, as in device.Attention: here the
 // second document's first query, row 2, is aligned with its third key, row 4.
 func TestShiftedDocuments(t *testing.T) {
-	a := device.Attention{Q: of(tensor.CUDA, 4, 1, 1), K: of(tensor.CUDA, 7, 1, 1), V: of(tensor.CUDA, 7, 1, 1), Causal: true,
-		CuQ: []int64{0, 2, 4}, CuK: []int64{0, 2, 7}}
+	a := device.Attention{Q: of(tensor.CUDA, 4, 1, 1), K: of(tensor.CUDA, 7, 1, 1), V: of(tensor.CUDA, 7, 1, 1),
+		Causal: true, CuQ: []int64{0, 2, 4}, CuK: []int64{0, 2, 7}}
 	for _, c := range []struct {
 		shift []int64
 		pairs float64
@@ -87,7 +90,8 @@ func TestStartedAllToAll(t *testing.T) {
 	for _, c := range []struct {
 		place tensor.Place
 		want  float64
-	}{{tensor.CUDA, 40 + max(80, 8+12) + 4 + 40 + max(4, 200) + 4}, {tensor.Host, 40 + 8 + 12 + 80 + 4 + 40 + 200 + 4 + 4}} {
+	}{{tensor.CUDA, 40 + max(80, 8+12) + 4 + 40 + max(4, 200) + 4},
+		{tensor.Host, 40 + 8 + 12 + 80 + 4 + 40 + 200 + 4 + 4}} {
 		d := open(t, c.place, slow, nil)
 		m := NewMesh(d, 0, 2, 2, 1, 0, comm.NewLedger(), nil)
 		s, _ := d.NewStream()
@@ -135,8 +139,10 @@ func TestLinksHaveQueues(t *testing.T) {
 		fill    int64 // after the all-to-all
 		want    float64
 	}{
-		{tensor.CUDA, 4, 1, 2, 40, 4 * (2 + 2 + 40)}, {tensor.CUDA, 4, 1, 2, 0, 4 * (30 + 2)}, {tensor.CUDA, 4, 1, 50, 1, 4 * (30 + 50 + 1)},
-		{tensor.CUDA, 4, 2, 2, 40, 4 * (60 + 2)}, {tensor.CUDA, 2, 1, 20, 40, 4 * (15 + 20 + 40)}, {tensor.Host, 4, 1, 2, 20, 4 * (30 + 2 + 20)},
+		{tensor.CUDA, 4, 1, 2, 40, 4 * (2 + 2 + 40)}, {tensor.CUDA, 4, 1, 2, 0, 4 * (30 + 2)},
+		{tensor.CUDA, 4, 1, 50, 1, 4 * (30 + 50 + 1)},
+		{tensor.CUDA, 4, 2, 2, 40, 4 * (60 + 2)}, {tensor.CUDA, 2, 1, 20, 40, 4 * (15 + 20 + 40)},
+		{tensor.Host, 4, 1, 2, 20, 4 * (30 + 2 + 20)},
 	} {
 		rates := slow
 		rates.PerNode, rates.Network = c.perNode, 0.5
@@ -191,8 +197,10 @@ func TestLevelsOfAllToAlls(t *testing.T) {
 	links := rates.Links()
 	_, want := links.AllToAllSeconds(2, 2, 4*block)
 	moved, err := comm.TwoLevelTraffic(0, []int{0, 0, 1, 1}, func(int, int) int64 { return block })
-	if err != nil || levels.Seconds != want || levels.Node != moved.InsideBytes || levels.Network != moved.BetweenBytes {
-		t.Errorf("two levels: %v s, %d and %d bytes, want %v s, %+v, %v", levels.Seconds, levels.Node, levels.Network, want, moved, err)
+	if err != nil || levels.Seconds != want || levels.Node != moved.InsideBytes ||
+		levels.Network != moved.BetweenBytes {
+		t.Errorf("two levels: %v s, %d and %d bytes, want %v s, %+v, %v", levels.Seconds, levels.Node, levels.Network,
+			want, moved, err)
 	}
 }
 
@@ -215,18 +223,27 @@ func TestWork(t *testing.T) {
 	added.Accumulate = true
 	q := of(tensor.CUDA, 4, 6, 8)
 	k := of(tensor.CUDA, 4, 2, 8)
-	a := device.Attention{Q: q, K: k, V: k, Out: q, LSE: of(tensor.CUDA, 4, 6), Causal: true, CuQ: []int64{0, 1, 4}, CuK: []int64{0, 1, 4}}
+	a := device.Attention{Q: q, K: k, V: k, Out: q, LSE: of(tensor.CUDA, 4, 6), Causal: true, CuQ: []int64{0, 1, 4},
+		CuK: []int64{0, 1, 4}}
 	for _, c := range []struct {
 		name  string
 		rates Rates
 		want  float64
 		call  func(d *Device, s device.Stream) error
 	}{
-		{"a product by its bytes", slow, 4 * (6 + 15 + 10), func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
-		{"a product that adds", slow, 4 * (6 + 15 + 20), func(d *Device, s device.Stream) error { return d.Gemm(s, &added) }},
-		{"a product by its arithmetic", fast, 2 * 2 * 3 * 5, func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
+		{"a product by its bytes", slow, 4 * (6 + 15 + 10), func(d *Device, s device.Stream) error {
+			return d.Gemm(s, g)
+		}},
+		{"a product that adds", slow, 4 * (6 + 15 + 20), func(d *Device, s device.Stream) error {
+			return d.Gemm(s, &added)
+		}},
+		{"a product by its arithmetic", fast, 2 * 2 * 3 * 5, func(d *Device, s device.Stream) error {
+			return d.Gemm(s, g)
+		}},
 		{"a product by the least time", tiny, 3, func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
-		{"attention of two documents", fast, 2 * 7 * 6 * 16, func(d *Device, s device.Stream) error { return d.AttentionForward(s, &a) }},
+		{"attention of two documents", fast, 2 * 7 * 6 * 16, func(d *Device, s device.Stream) error {
+			return d.AttentionForward(s, &a)
+		}},
 		{"attention with shifts", fast, 2 * 9 * 6 * 16, func(d *Device, s device.Stream) error {
 			b := a
 			b.Shift = []int64{5, 1} // of rows: the first query sees its key, the others 2 + 3 + 3 keys
@@ -235,8 +252,12 @@ func TestWork(t *testing.T) {
 		{"its backward", fast, 5 * 7 * 6 * 16, func(d *Device, s device.Stream) error {
 			return d.AttentionBackward(s, &device.AttentionGrad{Attention: a})
 		}},
-		{"a copy on the device", slow, 4 * 2 * 30, func(d *Device, s device.Stream) error { return d.Copy(s, of(tensor.CUDA, 30), of(tensor.CUDA, 30)) }},
-		{"a copy from the host", fast, 4 * 30, func(d *Device, s device.Stream) error { return d.Copy(s, of(tensor.CUDA, 30), of(tensor.Host, 30)) }},
+		{"a copy on the device", slow, 4 * 2 * 30, func(d *Device, s device.Stream) error {
+			return d.Copy(s, of(tensor.CUDA, 30), of(tensor.CUDA, 30))
+		}},
+		{"a copy from the host", fast, 4 * 30, func(d *Device, s device.Stream) error {
+			return d.Copy(s, of(tensor.CUDA, 30), of(tensor.Host, 30))
+		}},
 	} {
 		if got := spent(c.rates, c.call); got != c.want {
 			t.Errorf("%s takes %v s, want %v", c.name, got, c.want)
@@ -286,11 +307,14 @@ func TestMesh(t *testing.T) {
 	d := open(t, tensor.CUDA, rates, nil)
 	l := comm.NewLedger()
 	m := NewMesh(d, 5, 8, 4, 1, 0, l, nil) // two a node: sequence ranks 4 to 7, this one's neighbour is 4
-	if m.Seq.Rank() != 1 || m.Seq.Size() != 4 || m.Data.Rank() != 1 || m.Data.Size() != 2 || m.World.Rank() != 5 || m.Replica != 1 || m.Replicas != 2 {
-		t.Errorf("mesh %+v, sequence rank %d of %d, data rank %d of %d", m, m.Seq.Rank(), m.Seq.Size(), m.Data.Rank(), m.Data.Size())
+	if m.Seq.Rank() != 1 || m.Seq.Size() != 4 || m.Data.Rank() != 1 || m.Data.Size() != 2 || m.World.Rank() != 5 ||
+		m.Replica != 1 || m.Replicas != 2 {
+		t.Errorf("mesh %+v, sequence rank %d of %d, data rank %d of %d", m, m.Seq.Rank(), m.Seq.Size(), m.Data.Rank(),
+			m.Data.Size())
 	}
 	s, _ := d.NewStream()
-	if err := m.Seq.AllToAll(s, of(tensor.CUDA, 10), of(tensor.CUDA, 14), []int64{1, 2, 3, 4}, []int64{5, 2, 3, 4}); err != nil {
+	if err := m.Seq.AllToAll(s, of(tensor.CUDA, 10), of(tensor.CUDA, 14), []int64{1, 2, 3, 4},
+		[]int64{5, 2, 3, 4}); err != nil {
 		t.Fatal(err)
 	}
 	x := d.Spent()
@@ -327,7 +351,8 @@ func TestMesh(t *testing.T) {
 }
 
 func TestRatesAreNeeded(t *testing.T) {
-	for _, change := range []func(*Rates){func(r *Rates) { r.Memory = 0 }, func(r *Rates) { r.Network = math.NaN() }, func(r *Rates) { r.PerNode = 0 }} {
+	for _, change := range []func(*Rates){func(r *Rates) { r.Memory = 0 }, func(r *Rates) { r.Network = math.NaN() },
+		func(r *Rates) { r.PerNode = 0 }} {
 		r := slow
 		change(&r)
 		if d, err := Open(device.Info{}, noSizes{}, r, nil); err == nil {

@@ -210,7 +210,8 @@ func (p *probe) layers(x Shape) float64 {
 	tokens := max(64, min(cmp.Or(x.Tokens, defaultTokens), int64(maxFlops/all)))
 	var calls []device.Gemm
 	for _, n := range []int64{x.Hidden, wide} {
-		in, out, w := p.tensor(x.Compute, tokens, x.Hidden), p.tensor(x.Compute, tokens, n), p.tensor(x.Compute, n, x.Hidden)
+		in, out, w := p.tensor(x.Compute, tokens, x.Hidden), p.tensor(x.Compute, tokens, n),
+			p.tensor(x.Compute, n, x.Hidden)
 		calls = append(calls, device.Gemm{A: in, B: w.Permute(1, 0), C: out}, device.Gemm{A: out, B: w, C: in},
 			device.Gemm{A: out.Permute(1, 0), B: in, C: p.tensor(tensor.F32, n, x.Hidden), Accumulate: true})
 	}
@@ -240,14 +241,16 @@ func (p *probe) rates(x Shape) (r Rates) {
 
 // attention measures attention over one causal document of n tokens, forward and backward.
 func (p *probe) attention(x Shape, n, heads int64, r *Rates) {
-	q := device.AttentionGrad{Attention: device.Attention{CuQ: []int64{0, n}, CuK: []int64{0, n}, Causal: true, Scale: 0.1}}
+	q := device.AttentionGrad{Attention: device.Attention{CuQ: []int64{0, n}, CuK: []int64{0, n}, Causal: true,
+		Scale: 0.1}}
 	for _, t := range []*tensor.Tensor{&q.Q, &q.K, &q.V, &q.Out, &q.DOut, &q.DQ, &q.DK, &q.DV} {
 		if *t = p.tensor(x.Compute, n, heads, x.Dim); !p.d.Info().TokenMajor {
 			*t = p.tensor(x.Compute, heads, n, x.Dim).Permute(1, 0, 2)
 		}
 	}
 	q.LSE = p.tensor(tensor.F32, n, heads)
-	q.Workspace = p.tensor(tensor.U8, max(1, p.d.AttentionWorkspace(&q.Attention, false), p.d.AttentionWorkspace(&q.Attention, true)))
+	q.Workspace = p.tensor(tensor.U8,
+		max(1, p.d.AttentionWorkspace(&q.Attention, false), p.d.AttentionWorkspace(&q.Attention, true)))
 	flops := attentionFlops(&q.Attention)
 	r.Attention = p.rate(flops, func() error { return p.d.AttentionForward(p.s, &q.Attention) })
 	r.Gradient = p.rate(2.5*flops, func() error { return p.d.AttentionBackward(p.s, &q) })
@@ -261,15 +264,18 @@ func (p *probe) memory(x Shape, tokens int64, r *Rates) {
 	wide := max(64, min(tokens, most/(x.Hidden*dt.Size())))
 	gate, up, y := p.tensor(dt, wide, x.Hidden), p.tensor(dt, wide, x.Hidden), p.tensor(dt, wide, x.Hidden)
 	weight, rstd, dw := p.tensor(dt, x.Hidden), p.tensor(tensor.F32, wide), p.tensor(tensor.F32, x.Hidden)
-	norm, swiglu := device.RMSNorm{X: y, W: weight, Y: gate, RStd: rstd, Eps: 1e-6}, device.SwiGLU{Gate: gate, Up: up, Y: y}
+	norm, swiglu := device.RMSNorm{X: y, W: weight, Y: gate, RStd: rstd, Eps: 1e-6},
+		device.SwiGLU{Gate: gate, Up: up, Y: y}
 	dnorm := device.RMSNormGrad{X: y, W: weight, RStd: rstd, DY: gate, DX: up, DW: dw, AddDX: true}
 	dswiglu := device.SwiGLUGrad{Gate: gate, Up: up, DY: y, DGate: gate, DUp: up}
 	tensors, seconds := 0.0, 0.0 // passes over a tensor, as enqueue counts them
 	for _, op := range []struct {
 		tensors float64
 		call    func() error
-	}{{3, func() error { return p.d.SwiGLUForward(p.s, &swiglu) }}, {2, func() error { return p.d.RMSNormForward(p.s, &norm) }},
-		{4, func() error { return p.d.RMSNormBackward(p.s, &dnorm) }}, {5, func() error { return p.d.SwiGLUBackward(p.s, &dswiglu) }}} {
+	}{{3, func() error { return p.d.SwiGLUForward(p.s, &swiglu) }},
+		{2, func() error { return p.d.RMSNormForward(p.s, &norm) }},
+		{4, func() error { return p.d.RMSNormBackward(p.s, &dnorm) }},
+		{5, func() error { return p.d.SwiGLUBackward(p.s, &dswiglu) }}} {
 		tensors += op.tensors
 		seconds += op.tensors / p.rate(op.tensors*float64(y.Bytes()), op.call)
 	}
@@ -293,19 +299,23 @@ func (p *probe) delta(x Shape, heads int64, r *Rates) {
 		}
 		return columns(0, keys, x.KeyDim), columns(keys, 2*keys, x.KeyDim), columns(2*keys, channels, x.ValueDim)
 	}
-	g := device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Out: of(x.ValueDim), G: gates(), Beta: gates(), Cu: []int64{0, defaultTokens}, L2Norm: true, Scale: 0.1},
+	g := device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Out: of(x.ValueDim), G: gates(), Beta: gates(),
+		Cu: []int64{0, defaultTokens}, L2Norm: true, Scale: 0.1},
 		DOut: of(x.ValueDim), DG: gates(), DBeta: gates()}
 	g.Q, g.K, g.V = convOutput()
 	g.DQ, g.DK, g.DV = convOutput()
 	sizes := p.d.GatedDeltaSizes(&g.GatedDelta)
-	g.Saved, g.Workspace = p.tensor(tensor.U8, max(1, sizes.Saved)), p.tensor(tensor.U8, max(1, sizes.Forward, sizes.Backward))
+	g.Saved, g.Workspace = p.tensor(tensor.U8, max(1, sizes.Saved)),
+		p.tensor(tensor.U8, max(1, sizes.Forward, sizes.Backward))
 	flops := deltaFlops(g.K, g.V, 0)
 	r.Delta = p.rate(flops, func() error { return p.d.GatedDeltaForward(p.s, &g.GatedDelta) })
 	r.DeltaBack = p.rate(2.5*flops, func() error { return p.d.GatedDeltaBackward(p.s, &g) })
 
 	const taps = 4
-	c := device.Conv1dGrad{Conv1d: device.Conv1d{X: p.tensor(dt, defaultTokens, channels), Y: p.tensor(dt, defaultTokens, channels), W: p.tensor(dt, channels, taps), Cu: []int64{0, defaultTokens}},
-		DY: p.tensor(dt, defaultTokens, channels), DX: p.tensor(dt, defaultTokens, channels), DW: p.tensor(tensor.F32, channels, taps)}
+	c := device.Conv1dGrad{Conv1d: device.Conv1d{X: p.tensor(dt, defaultTokens, channels),
+		Y: p.tensor(dt, defaultTokens, channels), W: p.tensor(dt, channels, taps), Cu: []int64{0, defaultTokens}},
+		DY: p.tensor(dt, defaultTokens, channels), DX: p.tensor(dt, defaultTokens, channels),
+		DW: p.tensor(tensor.F32, channels, taps)}
 	forward := p.rate(float64(2*c.X.Bytes()), func() error { return p.d.Conv1dForward(p.s, &c.Conv1d) })
 	r.Stencil = 5 / (2/forward + 3/p.rate(float64(3*c.X.Bytes()), func() error { return p.d.Conv1dBackward(p.s, &c) }))
 }

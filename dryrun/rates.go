@@ -47,7 +47,8 @@ type Rates struct {
 
 // Links returns the links of a rank for the model of all-to-alls.
 func (r *Rates) Links() comm.Links {
-	return comm.Links{Inside: comm.Link{Latency: r.Latency, Bandwidth: r.Node}, Between: comm.Link{Latency: r.Latency, Overhead: r.Message, Bandwidth: r.Network},
+	return comm.Links{Inside: comm.Link{Latency: r.Latency, Bandwidth: r.Node},
+		Between:       comm.Link{Latency: r.Latency, Overhead: r.Message, Bandwidth: r.Network},
 		CopyBandwidth: r.Memory}
 }
 
@@ -56,10 +57,12 @@ func (r *Rates) Check() error {
 	for _, x := range []struct {
 		name string
 		rate float64
-	}{{"products", r.Products}, {"attention", r.Attention}, {"gradient", r.Gradient}, {"delta", r.Delta}, {"memory", r.Memory}, {"copies", r.Copies},
+	}{{"products", r.Products}, {"attention", r.Attention}, {"gradient", r.Gradient}, {"delta", r.Delta},
+		{"memory", r.Memory}, {"copies", r.Copies},
 		{"node", r.Node}, {"network", r.Network}} {
 		if !(x.rate > 0) {
-			return status.Errorf(status.InvalidArgument, "dryrun: the rate of %s is %v; give a rate above 0", x.name, x.rate)
+			return status.Errorf(status.InvalidArgument, "dryrun: the rate of %s is %v; give a rate above 0",
+				x.name, x.rate)
 		}
 	}
 	if r.PerNode < 1 {
@@ -72,7 +75,8 @@ func (r *Rates) Check() error {
 // ranks. Launch, Latency and PerNode stay. With one rank or fewer to a core nothing changes.
 func (r Rates) Shared(ranks float64) Rates {
 	if ranks > 1 {
-		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil, &r.Memory, &r.Copies, &r.Host, &r.Node, &r.Network} {
+		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil,
+			&r.Memory, &r.Copies, &r.Host, &r.Node, &r.Network} {
 			*x /= ranks
 		}
 	}

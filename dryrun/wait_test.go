@@ -12,8 +12,10 @@ import (
 // A communication costs a share of the work before it, and a slice for each further rank on the
 // core.
 func TestWaitCost(t *testing.T) {
-	for _, c := range []struct{ work, share, want float64 }{{0, 1, 0}, {2, 1, 2 * waitShare}, {2, 0.5, 2 * waitShare}, {0, 3, 2 * slice()}, {1, 2, waitShare + slice()}} {
-		near.Value(t, fmt.Sprintf("%v s of work, %v ranks to a core", c.work, c.share), WaitCost(c.work, c.share), c.want, 1e-12)
+	for _, c := range []struct{ work, share, want float64 }{{0, 1, 0}, {2, 1, 2 * waitShare}, {2, 0.5, 2 * waitShare},
+		{0, 3, 2 * slice()}, {1, 2, waitShare + slice()}} {
+		near.Value(t, fmt.Sprintf("%v s of work, %v ranks to a core", c.work, c.share), WaitCost(c.work, c.share),
+			c.want, 1e-12)
 	}
 	if s := slice(); s < 0.7e-3 || s > 2.8e-3 {
 		t.Errorf("a slice of %v s", s)
@@ -28,7 +30,8 @@ func TestWaitsAreCounted(t *testing.T) {
 	many, alone := NewMesh(d, 0, 4, 2, 1, 0, nil, c), NewMesh(d, 0, 1, 1, 1, 0, nil, c)
 	c.Push("a")
 	x := of(tensor.Host, 2)
-	for _, err := range []error{many.World.Barrier(), many.Seq.AllToAll(s, x, x, []int64{1, 1}, []int64{1, 1}), alone.World.Barrier()} {
+	for _, err := range []error{many.World.Barrier(), many.Seq.AllToAll(s, x, x, []int64{1, 1}, []int64{1, 1}),
+		alone.World.Barrier()} {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,12 +85,14 @@ func TestRepeatedCallsBitwiseEqual(t *testing.T) {
 
 // fakes are test devices with different orders of axes. Their arithmetic is the CPU's.
 func fakes() []devicetest.Kind {
-	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
+	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}),
+		devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
 }
 
 // slowCases are the cases for tests on slow devices: one for each way in which ranks, heads or
 // documents are uneven.
-var slowCases = []string{"257 1 253 257 1 253 2", "keys across ranks", "fewer heads than ranks", "fewer tokens than ranks", "documents in rows"}
+var slowCases = []string{"257 1 253 257 1 253 2", "keys across ranks", "fewer heads than ranks",
+	"fewer tokens than ranks", "documents in rows"}
 
 // A device whose operations run late and in random order between streams, and whose memory the host
 // cannot read, gives results that are bitwise equal to the CPU's.
@@ -146,21 +148,22 @@ func (k *testCase) limit(x result) float64 {
 // each result, and for dq and dk one more per value head before the sum.
 func TestBF16(t *testing.T) {
 	for _, on := range []devicetest.Kind{fakes()[0], host} {
-		sweep{kinds: []devicetest.Kind{on}, dtypes: []tensor.DType{tensor.BF16}, cases: slowCases, most: 4}.run(t, func(b *bench, k *testCase, scan bool) error {
-			if k.layer.Strategy == Heads {
-				if err := b.bitsOfOne(k, on); err != nil {
-					return err
+		sweep{kinds: []devicetest.Kind{on}, dtypes: []tensor.DType{tensor.BF16}, cases: slowCases, most: 4}.run(t,
+			func(b *bench, k *testCase, scan bool) error {
+				if k.layer.Strategy == Heads {
+					if err := b.bitsOfOne(k, on); err != nil {
+						return err
+					}
 				}
-			}
-			r := prepare(b, k, true, scan)
-			must(r.run())
-			for _, x := range r.results() {
-				if err := near(b, r.x, []result{x}, r.reference(k), k.limit(x)); err != nil {
-					return err
+				r := prepare(b, k, true, scan)
+				must(r.run())
+				for _, x := range r.results() {
+					if err := near(b, r.x, []result{x}, r.reference(k), k.limit(x)); err != nil {
+						return err
+					}
 				}
-			}
-			return nil
-		})
+				return nil
+			})
 	}
 }
 

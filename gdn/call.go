@@ -105,7 +105,8 @@ type buffers struct {
 type localSizes struct{ batch, tokens, values, keys, channels int64 }
 
 func (p *base) localSizes(l *layout, h headRange) localSizes {
-	return localSizes{l.shards.batch, l.tokens, h.values(), h.keys(), 2*h.keys()*p.layer.KeyDim + h.values()*p.layer.ValueDim}
+	return localSizes{l.shards.batch, l.tokens, h.values(), h.keys(),
+		2*h.keys()*p.layer.KeyDim + h.values()*p.layer.ValueDim}
 }
 
 // allocateInputs allocates the inputs of the forward pass. inputs is the allocator of tensors that
@@ -123,7 +124,8 @@ func (p *base) allocateInputs(c *call, n localSizes, inputs *device.Allocator) {
 	f.q = p.allocateHeads(inputs, l.DType, n.batch, n.tokens, n.keys, l.KeyDim)
 	f.k = p.allocateHeads(inputs, l.DType, n.batch, n.tokens, n.keys, l.KeyDim)
 	f.v = p.allocateHeads(inputs, l.DType, n.batch, n.tokens, n.values, l.ValueDim)
-	f.g, f.beta = p.allocateGate(inputs, n.batch, n.tokens, n.values), p.allocateGate(inputs, n.batch, n.tokens, n.values)
+	f.g, f.beta = p.allocateGate(inputs, n.batch, n.tokens, n.values),
+		p.allocateGate(inputs, n.batch, n.tokens, n.values)
 }
 
 // allocateConvGrads allocates the gradients of a layer between the convolution and the rule.

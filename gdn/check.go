@@ -55,21 +55,25 @@ func (x *checker) check(o operand) {
 
 func (x *checker) keys(name string, t tensor.Tensor) {
 	l := &x.p.layer
-	x.check(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.KeyHeads, l.KeyDim}, dims: 4})
+	x.check(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.KeyHeads, l.KeyDim},
+		dims: 4})
 }
 
 func (x *checker) values(name string, t tensor.Tensor) {
 	l := &x.p.layer
-	x.check(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.ValueHeads, l.ValueDim}, dims: 4})
+	x.check(operand{name: name, t: t, dtype: l.DType,
+		shape: [4]int64{x.b.Batch(), x.b.Rows(), l.ValueHeads, l.ValueDim}, dims: 4})
 }
 
 func (x *checker) gate(name string, t tensor.Tensor) {
-	x.check(operand{name: name, t: t, dtype: tensor.F32, anyLast: true, shape: [4]int64{x.b.Batch(), x.b.Rows(), x.p.layer.ValueHeads}, dims: 3})
+	x.check(operand{name: name, t: t, dtype: tensor.F32, anyLast: true,
+		shape: [4]int64{x.b.Batch(), x.b.Rows(), x.p.layer.ValueHeads}, dims: 3})
 }
 
 func (x *checker) state(name string, t tensor.Tensor) {
 	l := &x.p.layer
-	x.check(operand{name: name, t: t, dtype: tensor.F32, dense: true, optional: true, shape: [4]int64{x.docs, l.ValueHeads, l.KeyDim, l.ValueDim}, dims: 4})
+	x.check(operand{name: name, t: t, dtype: tensor.F32, dense: true, optional: true,
+		shape: [4]int64{x.docs, l.ValueHeads, l.KeyDim, l.ValueDim}, dims: 4})
 }
 
 // activation checks an activation of a layer, with n features.
@@ -107,7 +111,8 @@ func checkBytes(op, name string, t tensor.Tensor, need int64) error {
 		return nil
 	}
 	if t.DType != tensor.U8 || t.Numel() < need || !t.Contiguous() {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be U8 of at least %d bytes, see the plan's sizes", op, name, t, need)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %s is %v; it must be U8 of at least %d bytes, see the plan's sizes", op, name, t, need)
 	}
 	return nil
 }
@@ -117,16 +122,19 @@ func checkBytes(op, name string, t tensor.Tensor, need int64) error {
 func (p *Plan) newChecker(op string, b *sp.Batch) (x checker) {
 	x = checker{p: p, b: b, op: op}
 	if int64(b.Rank()) != p.rank || int64(b.Size()) != p.size {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the batch is of rank %d of %d, the plan of rank %d of %d; make both with one communicator",
+		x.err = status.Errorf(status.InvalidArgument,
+			"%s: the batch is of rank %d of %d, the plan of rank %d of %d; make both with one communicator",
 			op, b.Rank(), b.Size(), p.rank, p.size)
 		return x
 	}
 	if b.Zigzag() {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the batch is a zigzag, and recurrent states need the tokens in order; make one without zigzag", op)
+		x.err = status.Errorf(status.InvalidArgument,
+			"%s: the batch is a zigzag, and recurrent states need the tokens in order; make one without zigzag", op)
 		return x
 	}
 	if b.Mixed() {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the batch has other keys than queries; make one without kv_seq, kv_rows and cu_seqlens_k", op)
+		x.err = status.Errorf(status.InvalidArgument,
+			"%s: the batch has other keys than queries; make one without kv_seq, kv_rows and cu_seqlens_k", op)
 		return x
 	}
 	cu, _ := b.Documents()
@@ -186,7 +194,8 @@ func (p *Plan) checkBackward(op string, b *sp.Batch, a *Args, g *Grads, kind cal
 	x.state("dstate_out", g.DStateOut)
 	x.state("dstate_in", g.DStateIn)
 	if x.err == nil && !g.DStateIn.IsNil() && a.StateIn.IsNil() {
-		x.err = status.Errorf(status.InvalidArgument, "%s: dstate_in without state_in; pass the state_in of the forward call", op)
+		x.err = status.Errorf(status.InvalidArgument,
+			"%s: dstate_in without state_in; pass the state_in of the forward call", op)
 	}
 	x.memory(kind, a.Saved, a.Workspace)
 	return x.err

@@ -127,7 +127,8 @@ func (p *Plan) computeGrads(c *call) error {
 			return err
 		}
 		p.setRuleArgs(x)
-		p.delta.Saved, p.delta.Workspace, p.delta.StateIn = c.saved.Mem.At(offset, tensor.U8, size), c.scratch, states.in
+		p.delta.Saved, p.delta.Workspace, p.delta.StateIn = c.saved.Mem.At(offset, tensor.U8, size), c.scratch,
+			states.in
 		p.deltaGrad = device.GatedDeltaGrad{GatedDelta: p.delta, DOut: x.view(f.dout), DStateOut: states.dout,
 			DQ: x.view(f.dq), DK: x.view(f.dk), DV: x.view(f.dv), DG: x.view(f.dg), DBeta: x.view(f.dbeta),
 			DStateIn: states.din, PerHead: f.perValueHead}

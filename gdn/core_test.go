@@ -32,9 +32,11 @@ func prepare(b *bench, k *testCase, states, scan bool) *coreRun {
 	keys := func() tensor.Tensor { return b.gapped(l.DType, n, rows, l.KeyHeads, l.KeyDim) }
 	values := func() tensor.Tensor { return b.gapped(l.DType, n, rows, l.ValueHeads, l.ValueDim) }
 	gate := func() tensor.Tensor { return b.gapped(tensor.F32, n, rows, l.ValueHeads, 1).Select(3, 0) }
-	r.a = Args{Q: keys(), K: keys(), V: values(), G: gate(), Beta: gate(), Out: values(), Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace)}
+	r.a = Args{Q: keys(), K: keys(), V: values(), G: gate(), Beta: gate(), Out: values(), Saved: b.bytes(size.Saved),
+		Workspace: b.bytes(size.Workspace)}
 	r.g = Grads{DOut: values(), DQ: keys(), DK: keys(), DV: values(), DG: gate(), DBeta: gate()}
-	for name, t := range map[uint64]tensor.Tensor{nameQ: r.a.Q, nameK: r.a.K, nameV: r.a.V, nameG: r.a.G, nameBeta: r.a.Beta, nameDOut: r.g.DOut} {
+	for name, t := range map[uint64]tensor.Tensor{nameQ: r.a.Q, nameK: r.a.K, nameV: r.a.V, nameG: r.a.G,
+		nameBeta: r.a.Beta, nameDOut: r.g.DOut} {
 		b.put(t, r.x.Lo(), k.input(name))
 	}
 	if states {
@@ -63,7 +65,8 @@ type result struct {
 }
 
 func (r *coreRun) results() []result {
-	x := []result{{"out", r.a.Out, false}, {"dq", r.g.DQ, false}, {"dk", r.g.DK, false}, {"dv", r.g.DV, false}, {"dg", r.g.DG, false}, {"dbeta", r.g.DBeta, false}}
+	x := []result{{"out", r.a.Out, false}, {"dq", r.g.DQ, false}, {"dk", r.g.DK, false}, {"dv", r.g.DV, false},
+		{"dg", r.g.DG, false}, {"dbeta", r.g.DBeta, false}}
 	if !r.a.StateIn.IsNil() {
 		x = append(x, result{"state_out", r.a.StateOut, true}, result{"dstate_in", r.g.DStateIn, true})
 	}
@@ -128,7 +131,8 @@ func (k *testCase) whole(name uint64, dtype tensor.DType, shape ...int64) (x []f
 
 func (k *testCase) geometry(l Layer, x *sp.Batch, states bool) *ref.GatedDelta {
 	cu, _ := x.Documents()
-	g := &ref.GatedDelta{Hk: l.KeyHeads, Hv: l.ValueHeads, Dk: l.KeyDim, Dv: l.ValueDim, Cu: cu, L2Norm: l.L2Norm, Scale: l.Scale}
+	g := &ref.GatedDelta{Hk: l.KeyHeads, Hv: l.ValueHeads, Dk: l.KeyDim, Dv: l.ValueDim, Cu: cu, L2Norm: l.L2Norm,
+		Scale: l.Scale}
 	if states {
 		g.In, g.Out = g.Documents(), g.Documents()
 	}
@@ -142,7 +146,8 @@ func (k *testCase) reference(l Layer, x *sp.Batch, states bool, keep func(float6
 	g.Keep = keep
 	docs := g.Documents()
 	q, key := k.whole(nameQ, l.DType, b, s, l.KeyHeads, l.KeyDim), k.whole(nameK, l.DType, b, s, l.KeyHeads, l.KeyDim)
-	v, dout := k.whole(nameV, l.DType, b, s, l.ValueHeads, l.ValueDim), k.whole(nameDOut, l.DType, b, s, l.ValueHeads, l.ValueDim)
+	v, dout := k.whole(nameV, l.DType, b, s, l.ValueHeads, l.ValueDim),
+		k.whole(nameDOut, l.DType, b, s, l.ValueHeads, l.ValueDim)
 	decay, beta := k.whole(nameG, f32, b, s, l.ValueHeads), k.whole(nameBeta, f32, b, s, l.ValueHeads)
 	var in, dlast []float64
 	if states {
@@ -151,7 +156,8 @@ func (k *testCase) reference(l Layer, x *sp.Batch, states bool, keep func(float6
 	}
 	out, last := ref.GatedDeltaForward(g, q, key, v, decay, beta, in)
 	d := ref.GatedDeltaBackward(g, q, key, v, decay, beta, in, dout, dlast)
-	return map[string][]float64{"out": out, "dq": ref.KeySum(g, d.DQ), "dk": ref.KeySum(g, d.DK), "dv": d.DV, "dg": d.DG, "dbeta": d.DBeta,
+	return map[string][]float64{"out": out, "dq": ref.KeySum(g, d.DQ), "dk": ref.KeySum(g, d.DK), "dv": d.DV,
+		"dg": d.DG, "dbeta": d.DBeta,
 		"state_out": last, "dstate_in": d.DState}
 }
 
@@ -193,14 +199,16 @@ func (w sweep) run(t *testing.T, f func(b *bench, k *testCase, scan bool) error)
 	for _, kind := range w.kinds {
 		for _, k := range cases {
 			for _, way := range strategies {
-				if w.strategy != Auto && w.strategy != way.strategy || w.cases != nil && !slices.Contains(w.cases, k.name) {
+				if w.strategy != Auto && w.strategy != way.strategy || w.cases != nil &&
+					!slices.Contains(w.cases, k.name) {
 					continue
 				}
 				t.Run(fmt.Sprint(kind.Name, "/", k.name, "/", way.name), func(t *testing.T) {
 					for _, n := range mpitest.Sizes() {
 						for _, dtype := range w.dtypes {
 							for _, given := range []bool{false, true} {
-								if w.most > 0 && n > w.most || n == 1 && (way.scan || given) || w.brief && (given || way.scan) {
+								if w.most > 0 && n > w.most || n == 1 && (way.scan || given) || w.brief &&
+									(given || way.scan) {
 									continue
 								}
 								k := k
@@ -246,8 +254,8 @@ func TestCoreAgainstFloat64(t *testing.T) {
 			}
 			must(r.p.Recompute(b.stream, r.x, &r.a))
 			if between-before != forward || after-between != backward || b.sent()-after != r.p.RecomputeBytesSent(r.x) {
-				return fmt.Errorf("states %v: sent %d, %d and %d bytes, predicted %d, %d and %d", states, between-before, after-between, b.sent()-after,
-					forward, backward, r.p.RecomputeBytesSent(r.x))
+				return fmt.Errorf("states %v: sent %d, %d and %d bytes, predicted %d, %d and %d", states,
+					between-before, after-between, b.sent()-after, forward, backward, r.p.RecomputeBytesSent(r.x))
 			}
 		}
 		return b.gapsIntact()

@@ -126,7 +126,8 @@ func (m *headsMethod) describe(sent int64) (details, traffic string) {
 		h := m.heads(r)
 		values[r], keys[r] = h.values(), h.keys()
 	}
-	return ", value heads " + sp.Counts(values) + ", key heads " + sp.Counts(keys), fmt.Sprintf("%d bytes per token", sent/m.size)
+	return ", value heads " + sp.Counts(values) + ", key heads " + sp.Counts(keys),
+		fmt.Sprintf("%d bytes per token", sent/m.size)
 }
 
 func (m *headsMethod) enter(c *call) error {
@@ -179,7 +180,8 @@ func (m *headsMethod) segmentStates(c *call, _ *segment) (documentStates, error)
 		return buffer
 	}
 	x, docs := &c.states, &c.buffers.docs
-	return documentStates{in: local(x.in, docs.in), out: local(x.out, docs.out), dout: local(x.dout, docs.dout), din: local(x.din, docs.din)}, nil
+	return documentStates{in: local(x.in, docs.in), out: local(x.out, docs.out), dout: local(x.dout, docs.dout),
+		din: local(x.din, docs.din)}, nil
 }
 
 func (m *headsMethod) leave(c *call) error {
@@ -194,11 +196,13 @@ func (m *headsMethod) leave(c *call) error {
 		return m.toTokens(c, m.sharedKeys)
 	case !m.sharedKeys:
 		g := &c.grads
-		m.addCore([5]tensor.Tensor{f.dq, f.dk, f.dv, f.dg, f.dbeta}, [5]tensor.Tensor{g.DQ, g.DK, g.DV, g.DG, g.DBeta}, true)
+		m.addCore([5]tensor.Tensor{f.dq, f.dk, f.dv, f.dg, f.dbeta}, [5]tensor.Tensor{g.DQ, g.DK, g.DV, g.DG, g.DBeta},
+			true)
 		return m.toTokens(c, false)
 	}
 	g, x := &c.grads, &m.perHead
-	m.addCore([5]tensor.Tensor{f.dq, f.dk, f.dv, f.dg, f.dbeta}, [5]tensor.Tensor{x.dq, x.dk, g.DV, g.DG, g.DBeta}, false)
+	m.addCore([5]tensor.Tensor{f.dq, f.dk, f.dv, f.dg, f.dbeta}, [5]tensor.Tensor{x.dq, x.dk, g.DV, g.DG, g.DBeta},
+		false)
 	if err := m.toTokens(c, false); err != nil || c.layout.batch.Rows() == 0 {
 		return err
 	}
@@ -248,7 +252,8 @@ func (m *headsMethod) gatherDocs(c *call, local, to tensor.Tensor, _ bool) error
 	}
 	m.reshard.counts = counts
 	gathered := c.buffers.gathered
-	if err := m.comm.AllGather(c.stream, gathered, local.Flatten(0, 3).Slice(0, 0, counts[m.rank]), counts); err != nil {
+	if err := m.comm.AllGather(c.stream, gathered, local.Flatten(0, 3).Slice(0, 0, counts[m.rank]),
+		counts); err != nil {
 		return err
 	}
 	at := int64(0)
@@ -257,7 +262,8 @@ func (m *headsMethod) gatherDocs(c *call, local, to tensor.Tensor, _ bool) error
 		if h.values() == 0 {
 			continue
 		}
-		if err := m.dev.Copy(c.stream, to.Slice(1, h.lo, h.hi), m.statesAt(gathered, at, docs, h.values())); err != nil {
+		if err := m.dev.Copy(c.stream, to.Slice(1, h.lo, h.hi),
+			m.statesAt(gathered, at, docs, h.values())); err != nil {
 			return err
 		}
 		at += counts[r]
@@ -324,7 +330,8 @@ func (m *headsMethod) toTokens(c *call, sum bool) error {
 
 // take returns the arguments of the all-to-all of the added tensors, and empties the list.
 func (x *reshard) take(scratch tensor.Tensor, sum bool) *sp.Reshard {
-	x.args = sp.Reshard{Seq: x.seq[:x.n], Heads: x.heads[:x.n], Shared: x.shared[:x.n], SumCopies: sum, Workspace: scratch}
+	x.args = sp.Reshard{Seq: x.seq[:x.n], Heads: x.heads[:x.n], Shared: x.shared[:x.n], SumCopies: sum,
+		Workspace: scratch}
 	x.n = 0
 	return &x.args
 }

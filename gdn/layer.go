@@ -83,7 +83,8 @@ func (l Layer) check(info device.Info) error {
 		{"conv_width", l.ConvWidth, 0},
 	} {
 		if f.value < f.least {
-			return status.Errorf(status.InvalidArgument, "gdn.NewPlan: %s %d: set it to %d or more", f.name, f.value, f.least)
+			return status.Errorf(status.InvalidArgument, "gdn.NewPlan: %s %d: set it to %d or more", f.name,
+				f.value, f.least)
 		}
 	}
 	if l.ValueHeads%l.KeyHeads != 0 {
@@ -96,16 +97,20 @@ func (l Layer) check(info device.Info) error {
 			l.KeyDim, l.ValueDim, info.Kind, widest)
 	}
 	if l.Chunk != 0 && l.Chunk < 16 {
-		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: chunk %d: set it to 16 or more, or to 0 for the device's choice", l.Chunk)
+		return status.Errorf(status.InvalidArgument,
+			"gdn.NewPlan: chunk %d: set it to 16 or more, or to 0 for the device's choice", l.Chunk)
 	}
 	if !l.Strategy.known() {
-		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: %v: unknown; use one of %q", l.Strategy, strategyNames)
+		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: %v: unknown; use one of %q", l.Strategy,
+			strategyNames)
 	}
 	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
-		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: scale %v: set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.KeyDim)
+		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: scale %v: set a finite number, or 0 for 1/sqrt(%d)",
+			l.Scale, l.KeyDim)
 	}
 	if !slices.Contains(info.Compute, l.DType) {
-		return status.Errorf(status.Unsupported, "gdn.NewPlan: dtype %v: device %s computes in %v; use one of them", l.DType, info.Kind, info.Compute)
+		return status.Errorf(status.Unsupported, "gdn.NewPlan: dtype %v: device %s computes in %v; use one of them",
+			l.DType, info.Kind, info.Compute)
 	}
 	return nil
 }

@@ -88,8 +88,8 @@ func (p *Plan) computeInputs(c *call) error {
 				return err
 			}
 		}
-		p.gates = device.DeltaGates{A: x.view(f.a), B: x.view(f.b), ALog: a.ALog.Slice(0, h.lo, h.hi), DtBias: a.DtBias.Slice(0, h.lo, h.hi),
-			G: x.view(f.g), Beta: x.view(f.beta)}
+		p.gates = device.DeltaGates{A: x.view(f.a), B: x.view(f.b), ALog: a.ALog.Slice(0, h.lo, h.hi),
+			DtBias: a.DtBias.Slice(0, h.lo, h.hi), G: x.view(f.g), Beta: x.view(f.beta)}
 		if err := p.dev.DeltaGatesForward(c.stream, &p.gates); err != nil {
 			return err
 		}
@@ -125,9 +125,9 @@ func (p *Plan) computeInputGrads(c *call) error {
 				return err
 			}
 		}
-		p.gatesGrad = device.DeltaGatesGrad{A: x.view(f.a), B: x.view(f.b), ALog: a.ALog.Slice(0, h.lo, h.hi), DtBias: a.DtBias.Slice(0, h.lo, h.hi),
-			DG: x.view(f.dg), DBeta: x.view(f.dbeta), DA: x.view(f.da), DB: x.view(f.db),
-			DALog: g.DALog.Slice(0, h.lo, h.hi), DDtBias: g.DDtBias.Slice(0, h.lo, h.hi)}
+		p.gatesGrad = device.DeltaGatesGrad{A: x.view(f.a), B: x.view(f.b), ALog: a.ALog.Slice(0, h.lo, h.hi),
+			DtBias: a.DtBias.Slice(0, h.lo, h.hi), DG: x.view(f.dg), DBeta: x.view(f.dbeta), DA: x.view(f.da),
+			DB: x.view(f.db), DALog: g.DALog.Slice(0, h.lo, h.hi), DDtBias: g.DDtBias.Slice(0, h.lo, h.hi)}
 		if err := p.dev.DeltaGatesBackward(c.stream, &p.gatesGrad); err != nil {
 			return err
 		}

@@ -41,11 +41,13 @@ func prepareLayer(b *bench, k *testCase, scan bool) *layerRun {
 	r.a.Out, r.g.DOut, r.a.Saved, r.a.Workspace = values(), values(), b.bytes(size.Saved), b.bytes(size.Workspace)
 	r.a.Conv = b.dense(l.DType, l.Channels(), l.ConvWidth)
 	r.a.ALog, r.a.DtBias = b.dense(tensor.F32, l.ValueHeads), b.dense(l.DType, l.ValueHeads)
-	r.g.DConv, r.g.DALog, r.g.DDtBias = b.dense(tensor.F32, l.Channels(), l.ConvWidth), b.dense(tensor.F32, l.ValueHeads), b.dense(tensor.F32, l.ValueHeads)
+	r.g.DConv, r.g.DALog, r.g.DDtBias = b.dense(tensor.F32, l.Channels(), l.ConvWidth),
+		b.dense(tensor.F32, l.ValueHeads), b.dense(tensor.F32, l.ValueHeads)
 	activations := map[uint64]tensor.Tensor{nameQKV: r.a.QKV, nameA: r.a.A, nameB: r.a.B, nameDOut: r.g.DOut}
 	weights := map[uint64]tensor.Tensor{nameConv: r.a.Conv, nameALog: r.a.ALog, nameDtBias: r.a.DtBias}
 	if l.GatedNorm {
-		r.a.Z, r.a.Norm, r.a.Eps, r.g.DZ, r.g.DNorm = values(), b.dense(l.DType, l.ValueDim), normEps, values(), b.dense(tensor.F32, l.ValueDim)
+		r.a.Z, r.a.Norm, r.a.Eps, r.g.DZ, r.g.DNorm = values(), b.dense(l.DType, l.ValueDim), normEps, values(),
+			b.dense(tensor.F32, l.ValueDim)
 		activations[nameZ], weights[nameNorm] = r.a.Z, r.a.Norm
 	}
 	for _, t := range r.weightGrads() {
@@ -134,7 +136,8 @@ func (k *testCase) layerReference(l Layer, x *sp.Batch, keep func(float64) float
 	g.Keep = keep
 	qkv, dout := k.whole(nameQKV, l.DType, b, s, c), k.whole(nameDOut, l.DType, b, s, h, l.ValueDim)
 	a, bb := k.whole(nameA, l.DType, b, s, h), k.whole(nameB, l.DType, b, s, h)
-	w, alog, bias := k.whole(nameConv, l.DType, c, l.ConvWidth), k.whole(nameALog, tensor.F32, h), k.whole(nameDtBias, l.DType, h)
+	w, alog, bias := k.whole(nameConv, l.DType, c, l.ConvWidth), k.whole(nameALog, tensor.F32, h),
+		k.whole(nameDtBias, l.DType, h)
 	conv := &ref.Conv1d{C: c, Width: l.ConvWidth, Cu: g.Cu}
 	y := kept(ref.Conv1dForward(conv, qkv, w, nil))
 	keys := l.KeyHeads * l.KeyDim
@@ -149,7 +152,8 @@ func (k *testCase) layerReference(l Layer, x *sp.Batch, keep func(float64) float
 	out, _ := ref.GatedDeltaForward(g, q, key, v, decay, beta, nil)
 	results := map[string][]float64{"out": kept(out)}
 	if l.GatedNorm {
-		z, w, dw := k.whole(nameZ, l.DType, b, s, h, l.ValueDim), k.whole(nameNorm, l.DType, l.ValueDim), make([]float64, l.ValueDim)
+		z, w, dw := k.whole(nameZ, l.DType, b, s, h, l.ValueDim), k.whole(nameNorm, l.DType, l.ValueDim),
+			make([]float64, l.ValueDim)
 		y, rstd := ref.GatedRMSNorm(l.ValueDim, out, z, w, normEps)
 		results["out"], results["dnorm"] = y, dw
 		dout, results["dz"] = ref.GatedRMSNormGrad(l.ValueDim, out, z, w, rstd, dout, dw)
@@ -165,7 +169,8 @@ func (k *testCase) layerReference(l Layer, x *sp.Batch, keep func(float64) float
 	dw, dalog, dbias := make([]float64, len(w)), make([]float64, h), make([]float64, h)
 	dx, _ := ref.Conv1dBackward(conv, qkv, w, nil, dy, dw)
 	da, db := ref.DeltaGatesGrad(a, bb, alog, bias, d.DG, d.DBeta, dalog, dbias)
-	results["dqkv"], results["da"], results["db"], results["dconv"], results["da_log"], results["ddt_bias"] = dx, da, db, dw, dalog, dbias
+	results["dqkv"], results["da"], results["db"], results["dconv"], results["da_log"], results["ddt_bias"] = dx, da,
+		db, dw, dalog, dbias
 	return results
 }
 
@@ -181,7 +186,8 @@ func TestLayerAgainstFloat64(t *testing.T) {
 		must(r.p.LayerBackward(b.stream, r.x, &r.a, &r.g))
 		after := b.sent()
 		if between-before != forward || after-between != backward {
-			return fmt.Errorf("sent %d and %d bytes, predicted %d and %d", between-before, after-between, forward, backward)
+			return fmt.Errorf("sent %d and %d bytes, predicted %d and %d", between-before, after-between, forward,
+				backward)
 		}
 		if err := near(b, r.x, append(r.activations(), r.weights(b.comm)...), r.reference(k), 2e-5); err != nil {
 			return err
@@ -214,7 +220,8 @@ func layerBitsOfOne(b *bench, k *testCase, kind devicetest.Kind) error {
 		}
 		if x.name == "dnorm" || sharedKeys(r.p) && (x.name == "dqkv" || x.name == "dconv") {
 			if delta, top := far(got, floats(w), w.Shape[1], lo); !(delta <= 1e-6*max(top, 1)) {
-				return fmt.Errorf("%s: the difference from one rank is %.3g, the largest value %.3g", x.name, delta, top)
+				return fmt.Errorf("%s: the difference from one rank is %.3g, the largest value %.3g", x.name,
+					delta, top)
 			}
 			continue
 		}
@@ -258,7 +265,9 @@ func TestLayerRepeatedCallsBitwiseEqual(t *testing.T) {
 			must(b.dev.Scale(b.stream, twice, 2))
 			delta, top := far(x.t, floats(twice), x.t.Shape[1], 0)
 			if !(delta <= 1e-6*max(1, top)) {
-				return fmt.Errorf("%s of two backward passes: the difference from twice that of one pass is %.3g, the largest value %.3g", x.name, delta, top)
+				return fmt.Errorf(
+					"%s of two backward passes: the difference from twice that of one pass is %.3g, the largest value %.3g",
+					x.name, delta, top)
 			}
 		}
 		must(b.dev.Fill(b.stream, again.a.Workspace, 0xff))
@@ -276,17 +285,18 @@ func floats(t tensor.Tensor) (x []float64) {
 // The layer on test devices, and in BF16, where the error is that of roundings to BF16, also of q,
 // k and v after the convolution.
 func TestLayerOnTestDevices(t *testing.T) {
-	sweep{kinds: fakes(), dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: slowCases, most: 3}.run(t, func(b *bench, k *testCase, scan bool) error {
-		if k.layer.DType == tensor.F32 && k.layer.Strategy == Heads {
-			if err := layerBitsOfOne(b, k, host); err != nil {
+	sweep{kinds: fakes(), dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: slowCases, most: 3}.run(t,
+		func(b *bench, k *testCase, scan bool) error {
+			if k.layer.DType == tensor.F32 && k.layer.Strategy == Heads {
+				if err := layerBitsOfOne(b, k, host); err != nil {
+					return err
+				}
+			}
+			r := prepareLayer(b, k, scan)
+			must(r.run())
+			if err := r.compare(k); err != nil {
 				return err
 			}
-		}
-		r := prepareLayer(b, k, scan)
-		must(r.run())
-		if err := r.compare(k); err != nil {
-			return err
-		}
-		return b.gapsIntact()
-	})
+			return b.gapsIntact()
+		})
 }

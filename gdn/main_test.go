@@ -236,10 +236,15 @@ func packed(cu ...int64) sp.BatchSpec {
 var cases = []testCase{
 	{"one document", with(func(l *Layer) { l.GatedNorm = true }), sp.BatchSpec{Batch: 1, Seq: 203}, 0},
 	{"strong decay", small, sp.BatchSpec{Batch: 1, Seq: 203}, 10},
-	{"512 1 511", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim = 1, 2, 8, 8 }), packed(512, 1, 511), 0},
-	{"513 511", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim = 1, 1, 8, 8 }), packed(513, 511), 0},
-	{"257 255 257 255", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim, l.ConvWidth = 2, 2, 4, 8, 5 }), packed(257, 255, 257, 255), 0},
-	{"257 1 253 257 1 253 2", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim, l.ConvWidth = 1, 2, 8, 4, 2 }),
+	{"512 1 511", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim = 1, 2, 8, 8 }),
+		packed(512, 1, 511), 0},
+	{"513 511", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim = 1, 1, 8, 8 }),
+		packed(513, 511), 0},
+	{"257 255 257 255", with(func(l *Layer) {
+		l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim, l.ConvWidth = 2, 2, 4, 8, 5
+	}), packed(257, 255, 257, 255), 0},
+	{"257 1 253 257 1 253 2",
+		with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim, l.ConvWidth = 1, 2, 8, 4, 2 }),
 		packed(257, 1, 253, 257, 1, 253, 2), 0},
 	{"documents of one token", with(func(l *Layer) { l.ConvWidth = 1 }), packed(1, 1, 1, 20, 1, 1, 9, 1, 1), 0},
 	{"keys across ranks", with(func(l *Layer) {
@@ -248,11 +253,14 @@ var cases = []testCase{
 		sp.BatchSpec{Batch: 2, Seq: 57, CuSeqlens: []int64{0, 50, 57, 60, 114}}, 0},
 	{"one key head", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.Scale = 1, 8, 0.4 }), packed(40, 37), 0},
 	{"fewer heads than ranks", with(func(l *Layer) { l.KeyHeads, l.ValueHeads = 1, 2 }), packed(70, 3), 0},
-	{"norm on ranks without tokens", with(func(l *Layer) { l.GatedNorm = true }), sp.BatchSpec{Batch: 2, Seq: 3, CuSeqlens: []int64{0, 3, 4, 6}}, 0},
+	{"norm on ranks without tokens", with(func(l *Layer) { l.GatedNorm = true }),
+		sp.BatchSpec{Batch: 2, Seq: 3, CuSeqlens: []int64{0, 3, 4, 6}}, 0},
 	{"fewer tokens than ranks", small, sp.BatchSpec{Batch: 2, Seq: 3, CuSeqlens: []int64{0, 3, 4, 6}}, 0},
 	{"one token", small, sp.BatchSpec{Batch: 1, Seq: 1}, 0},
-	{"documents in rows", with(func(l *Layer) { l.GatedNorm = true }), sp.BatchSpec{Batch: 3, Seq: 70, CuSeqlens: []int64{0, 70, 75, 140, 141, 209, 210}}, 0},
-	{"short rows", with(func(l *Layer) { l.ConvWidth, l.GatedNorm = 3, true }), sp.BatchSpec{Batch: 2, Seq: 20, CuSeqlens: []int64{0, 13, 20, 21, 40}}, 0},
+	{"documents in rows", with(func(l *Layer) { l.GatedNorm = true }),
+		sp.BatchSpec{Batch: 3, Seq: 70, CuSeqlens: []int64{0, 70, 75, 140, 141, 209, 210}}, 0},
+	{"short rows", with(func(l *Layer) { l.ConvWidth, l.GatedNorm = 3, true }),
+		sp.BatchSpec{Batch: 2, Seq: 20, CuSeqlens: []int64{0, 13, 20, 21, 40}}, 0},
 	{"without the norm", with(func(l *Layer) { l.L2Norm, l.Chunk = false, 16 }), packed(100, 33), 0},
 }
 

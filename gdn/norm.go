@@ -48,8 +48,9 @@ func (p *Plan) normalizeGrad(c *call) error {
 		if g.DOut.Numel() == 0 {
 			return nil
 		}
-		p.normGrad = device.GatedRMSNormGrad{X: f.mixed.Select(0, i), Gate: a.Z.Select(0, i), W: a.Norm, RStd: f.rstd.Select(0, i),
-			DY: g.DOut.Select(0, i), DX: f.dmixed.Select(0, i), DGate: g.DZ.Select(0, i), DW: g.DNorm}
+		p.normGrad = device.GatedRMSNormGrad{X: f.mixed.Select(0, i), Gate: a.Z.Select(0, i), W: a.Norm,
+			RStd: f.rstd.Select(0, i), DY: g.DOut.Select(0, i), DX: f.dmixed.Select(0, i), DGate: g.DZ.Select(0, i),
+			DW: g.DNorm}
 		if err := p.dev.GatedRMSNormBackward(c.stream, &p.normGrad); err != nil {
 			return err
 		}

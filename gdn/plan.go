@@ -135,8 +135,9 @@ func (p *Plan) describeChoice(requested Strategy, heads, state int64) string {
 	case l.Tokens == 0:
 		s += fmt.Sprintf(", all ranks together send %s, forward and backward", traffic)
 	default:
-		s += fmt.Sprintf(", all ranks together send for a document of %d tokens, forward and backward, without its first and last state, "+
-			"%d bytes by heads and %d by state", l.Tokens, heads, state)
+		s += fmt.Sprintf(
+			", all ranks together send for a document of %d tokens, forward and backward, without its first and last state, "+
+				"%d bytes by heads and %d by state", l.Tokens, heads, state)
 	}
 	switch {
 	case requested != Auto:

@@ -39,7 +39,8 @@ func TestLayersRefused(t *testing.T) {
 				b := open(host, c)
 				defer b.close()
 				_, err := NewPlan(b.dev, c, with(x.change))
-				if code := status.Of(err); code != status.InvalidArgument && code != status.Unsupported || !strings.Contains(err.Error(), x.want) {
+				if code := status.Of(err); code != status.InvalidArgument && code != status.Unsupported ||
+					!strings.Contains(err.Error(), x.want) {
 					return fmt.Errorf("%v, want %q", err, x.want)
 				}
 				// All ranks return, and the error names the rank that differs.
@@ -47,7 +48,9 @@ func TestLayersRefused(t *testing.T) {
 				if c.Rank() == c.Size()-1 && c.Size() > 1 {
 					x.change(&l)
 				}
-				if _, err := NewPlan(b.dev, c, l); c.Size() > 1 && (status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), fmt.Sprintf("on rank %d", c.Size()-1))) {
+				if _, err := NewPlan(b.dev, c, l); c.Size() > 1 &&
+					(status.Of(err) != status.InvalidArgument ||
+						!strings.Contains(err.Error(), fmt.Sprintf("on rank %d", c.Size()-1))) {
 					return fmt.Errorf("a rank that differs: %v", err)
 				}
 				return nil
@@ -96,11 +99,13 @@ func TestArgumentsAreChecked(t *testing.T) {
 	r := prepare(b, &k, true, false)
 	r.a.StateIn = tensor.Tensor{}
 	must(r.p.Forward(b.stream, r.x, &r.a))
-	if err := r.p.Backward(b.stream, r.x, &r.a, &r.g); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "dstate_in without state_in") {
+	if err := r.p.Backward(b.stream, r.x, &r.a, &r.g); status.Of(err) != status.InvalidArgument ||
+		!strings.Contains(err.Error(), "dstate_in without state_in") {
 		t.Error(err)
 	}
 	r.a.Saved = tensor.Tensor{}
-	if err := r.p.Backward(b.stream, r.x, &r.a, &r.g); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "without a backward") {
+	if err := r.p.Backward(b.stream, r.x, &r.a, &r.g); status.Of(err) != status.InvalidArgument ||
+		!strings.Contains(err.Error(), "without a backward") {
 		t.Error(err)
 	}
 	for _, x := range []struct {
@@ -153,7 +158,8 @@ func TestMaxSizesCoverAllBatches(t *testing.T) {
 			if size := p.sizes(l, callKind{}); size.Saved > most.Saved || size.Workspace > most.Workspace {
 				return fmt.Errorf("needs %v, MaxSizes is %v", size, most)
 			}
-			if size := p.Sizes(x); k.batch.CuSeqlens == nil && k.batch.Positions == nil && (size.Saved > mostStates.Saved || size.Workspace > mostStates.Workspace) {
+			if size := p.Sizes(x); k.batch.CuSeqlens == nil && k.batch.Positions == nil &&
+				(size.Saved > mostStates.Saved || size.Workspace > mostStates.Workspace) {
 				return fmt.Errorf("with states: needs %v, MaxSizes is %v", size, mostStates)
 			}
 			if size := p.LayerSizes(x); size.Saved > mostLayer.Saved || size.Workspace > mostLayer.Workspace {
@@ -175,7 +181,8 @@ func TestNoBackward(t *testing.T) {
 		r.a.Saved, layer.a.Saved = tensor.Tensor{}, tensor.Tensor{}
 		must(r.p.Forward(b.stream, r.x, &r.a))
 		must(layer.p.LayerForward(b.stream, layer.x, &layer.a))
-		if err := near(b, r.x, []result{{"out", r.a.Out, false}, {"state_out", r.a.StateOut, true}}, r.reference(k), 2e-5); err != nil {
+		if err := near(b, r.x, []result{{"out", r.a.Out, false}, {"state_out", r.a.StateOut, true}}, r.reference(k),
+			2e-5); err != nil {
 			return err
 		}
 		return near(b, layer.x, layer.activations()[:1], layer.reference(k), 2e-5)
@@ -215,17 +222,22 @@ func TestAutoChoosesByBytes(t *testing.T) {
 						want = State
 					}
 					if p.Strategy() != want || p.Layer().Strategy != want {
-						return fmt.Errorf("%d tokens: strategy %v, but heads sends %d bytes and state %d", tokens, p.Strategy(), bytes[Heads], bytes[State])
+						return fmt.Errorf("%d tokens: strategy %v, but heads sends %d bytes and state %d", tokens,
+							p.Strategy(), bytes[Heads], bytes[State])
 					}
 					text := p.String()
-					if n > 1 && tokens > 0 && !strings.Contains(text, fmt.Sprintf("%d bytes by heads and %d by state", bytes[Heads], bytes[State])) ||
+					if n > 1 && tokens > 0 &&
+						!strings.Contains(text,
+							fmt.Sprintf("%d bytes by heads and %d by state", bytes[Heads], bytes[State])) ||
 						!strings.Contains(text, "by "+want.String()) {
 						return fmt.Errorf("%d tokens, %d and %d bytes: %s", tokens, bytes[Heads], bytes[State], text)
 					}
 					last = want
 				}
 				if n > 1 && last != State {
-					return fmt.Errorf("5000 tokens over %d ranks: strategy heads; the test needs a case in which state sends fewer bytes", n)
+					return fmt.Errorf(
+						"5000 tokens over %d ranks: strategy heads; the test needs a case in which state sends fewer bytes",
+						n)
 				}
 			}
 			return nil
@@ -260,7 +272,8 @@ func TestStrategyNames(t *testing.T) {
 			t.Errorf("%v: %v, %v", s, got, err)
 		}
 	}
-	if _, err := ParseStrategy("rings"); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "rings") {
+	if _, err := ParseStrategy("rings"); status.Of(err) != status.InvalidArgument ||
+		!strings.Contains(err.Error(), "rings") {
 		t.Error(err)
 	}
 }
@@ -274,7 +287,10 @@ func TestCallsAllocateNothing(t *testing.T) {
 			mpitest.Ranks(t, n, func(c comm.Comm) error {
 				b := open(host, c)
 				defer b.close()
-				k := testCase{layer: with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.Strategy, l.GatedNorm = 3, 6, way.strategy, true }), batch: packed(11, 90, 4)}
+				k := testCase{
+					layer: with(func(l *Layer) {
+						l.KeyHeads, l.ValueHeads, l.Strategy, l.GatedNorm = 3, 6, way.strategy, true
+					}), batch: packed(11, 90, 4)}
 				core, layer := prepare(b, &k, true, way.scan), prepareLayer(b, &k, way.scan)
 				all := func() {
 					must(core.run())

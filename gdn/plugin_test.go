@@ -17,7 +17,8 @@ import (
 // the layer.
 func TestPlugin(t *testing.T) {
 	cuda := devicetest.CUDA(t, "cuda", false)
-	w := sweep{kinds: []devicetest.Kind{cuda}, dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: []string{"short rows"}, most: 3, brief: true}
+	w := sweep{kinds: []devicetest.Kind{cuda}, dtypes: []tensor.DType{tensor.F32, tensor.BF16},
+		cases: []string{"short rows"}, most: 3, brief: true}
 	w.run(t, func(b *bench, k *testCase, scan bool) error {
 		if k.layer.Strategy == Heads {
 			k.layer.Deterministic = true
@@ -58,8 +59,12 @@ func TestWideHeadsAreRefused(t *testing.T) {
 				key, value int64
 				fine       bool
 			}{{widest, widest, true}, {widest + 1, 64, false}, {64, widest + 1, false}} {
-				_, err := NewPlan(d, c, Layer{KeyHeads: 1, ValueHeads: 1, KeyDim: x.key, ValueDim: x.value, Strategy: strategy})
-				if (err == nil) != x.fine || !x.fine && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), fmt.Sprintf("key_dim %d, value_dim %d: device cuda", x.key, x.value))) {
+				_, err := NewPlan(d, c,
+					Layer{KeyHeads: 1, ValueHeads: 1, KeyDim: x.key, ValueDim: x.value, Strategy: strategy})
+				if (err == nil) != x.fine || !x.fine &&
+					(status.Of(err) != status.Unsupported ||
+						!strings.Contains(err.Error(),
+							fmt.Sprintf("key_dim %d, value_dim %d: device cuda", x.key, x.value))) {
 					return fmt.Errorf("%v, heads of %d and %d: %v", strategy, x.key, x.value, err)
 				}
 			}

@@ -71,7 +71,8 @@ func (c *chain) packRound(wire tensor.Tensor, step int64, prefix tensor.Tensor) 
 }
 
 // packPrefix packs the map of a segment's prefix and the segment itself at an element of wire.
-func (c *chain) packPrefix(wire tensor.Tensor, at int64, x *segment, step int64, prefix tensor.Tensor, withM bool) error {
+func (c *chain) packPrefix(wire tensor.Tensor, at int64, x *segment, step int64, prefix tensor.Tensor,
+	withM bool) error {
 	if !x.interior() || step == 1 { // the prefix does not matter, or is empty
 		return c.pack(wire, at, x, x.interior())
 	}

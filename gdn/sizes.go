@@ -83,7 +83,8 @@ func (p *Plan) callBytes(l *layout, kind callKind) (saved, workspace int64) {
 		if kind.keep {
 			c.saved.Take(tensor.U8, size.Saved)
 		}
-		most.Forward, most.Backward, most.State = max(most.Forward, size.Forward), max(most.Backward, size.Backward), max(most.State, size.State)
+		most.Forward, most.Backward, most.State = max(most.Forward, size.Forward), max(most.Backward, size.Backward),
+			max(most.State, size.State)
 	}
 	scratch := most.Forward
 	if kind.backward {
@@ -127,8 +128,10 @@ func (p *Plan) SetPanel(tokens int64) { p.layer.Panel = tokens }
 // Workspace. Out stands for a tensor of its shape.
 func (p *Plan) setRuleArgs(x *segment) {
 	l, f := &p.layer, &p.call.buffers
-	p.delta = device.GatedDelta{Q: x.view(f.q), K: x.view(f.k), V: x.view(f.v), Out: x.view(f.v), G: x.view(f.g), Beta: x.view(f.beta),
-		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Panel: l.Panel, Deterministic: l.Deterministic}
+	p.delta = device.GatedDelta{Q: x.view(f.q), K: x.view(f.k), V: x.view(f.v), Out: x.view(f.v), G: x.view(f.g),
+		Beta: x.view(f.beta), Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk,
+		Panel:         l.Panel,
+		Deterministic: l.Deterministic}
 }
 
 // Reserve makes the communicator allocate, before the first step, the memory that it needs for

@@ -130,7 +130,8 @@ func (m *stateMethod) bytesSent(l *layout, rank int64, kind callKind) int64 {
 	if kind.recompute {
 		return 0 // the incoming state is saved
 	}
-	bytes := m.chain.elementsSent(&l.shards, l.shards.positionOfRank(rank), m.chain.scan, kind.backward) * tensor.F32.Size()
+	bytes := m.chain.elementsSent(&l.shards, l.shards.positionOfRank(rank), m.chain.scan,
+		kind.backward) * tensor.F32.Size()
 	if kind.layer && m.layer.ConvWidth > 1 {
 		send, recv := l.batch.HaloElements(int(rank), m.layer.ConvWidth-1, m.layer.Channels())
 		if kind.backward {
@@ -284,7 +285,8 @@ func (m *stateMethod) computeState(c *call, x *segment, doc int64, e, transition
 	m.deltaState = device.DeltaState{
 		K: x.view(f.k).Slice(0, lo, hi), V: x.view(f.v).Slice(0, lo, hi),
 		G: x.view(f.g).Slice(0, lo, hi), Beta: x.view(f.beta).Slice(0, lo, hi),
-		KeyHead: m.keyHead, L2Norm: l.L2Norm, Chunk: l.Chunk, Panel: l.Panel, State: e, Transition: transition, Workspace: c.scratch,
+		KeyHead: m.keyHead, L2Norm: l.L2Norm, Chunk: l.Chunk, Panel: l.Panel, State: e, Transition: transition,
+		Workspace: c.scratch,
 	}
 	return m.dev.DeltaState(c.stream, &m.deltaState)
 }
@@ -298,7 +300,8 @@ func (m *stateMethod) computeGradMap(c *call, x *segment) error {
 	m.deltaStateGrad = device.DeltaStateGrad{
 		Q: x.view(f.q).Slice(0, 0, hi), K: x.view(f.k).Slice(0, 0, hi),
 		G: x.view(f.g).Slice(0, 0, hi), Beta: x.view(f.beta).Slice(0, 0, hi), DOut: x.view(f.dout).Slice(0, 0, hi),
-		KeyHead: m.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Panel: l.Panel, DState: e, Workspace: c.scratch,
+		KeyHead: m.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Panel: l.Panel, DState: e,
+		Workspace: c.scratch,
 	}
 	if err := m.dev.DeltaStateGrad(c.stream, &m.deltaStateGrad); err != nil || x.interior() || c.states.dout.IsNil() {
 		return err

@@ -49,7 +49,8 @@ func TestBadInput(t *testing.T) {
 	pointer := func(name string, sets ...string) func(t *testing.T, model, data string) []string {
 		return func(t *testing.T, _, data string) []string {
 			path := filepath.Join(filepath.Dir(data), name)
-			put(t, path, "version https://git-lfs.github.com/spec/v1\noid sha256:"+strings.Repeat("4d", 32)+"\nsize 3441185608\n")
+			put(t, path, "version https://git-lfs.github.com/spec/v1\noid sha256:"+strings.Repeat("4d", 32)+
+				"\nsize 3441185608\n")
 			if filepath.Ext(name) != ".json" && filepath.Dir(name) == "." {
 				return append(sets, "data.path=[\""+path+"\"]")
 			}
@@ -78,18 +79,20 @@ func TestBadInput(t *testing.T) {
 			os.Remove(filepath.Join(m, "config.json"))
 			return nil
 		}, status.IO, []string{"config.json"}},
-		{"no folder", func(*testing.T, string, string) []string { return []string{"model.path=/nowhere"} }, status.IO, []string{"/nowhere"}},
+		{"no folder", func(*testing.T, string, string) []string { return []string{"model.path=/nowhere"} }, status.IO,
+			[]string{"/nowhere"}},
 		{"not a model", func(t *testing.T, m, _ string) []string {
 			put(t, filepath.Join(m, "config.json"), `{"model_type": "gpt2", "n_embd": 4}`)
 			return nil
 		}, status.Unsupported, []string{"gpt2"}},
 		{"a tensor is missing", func(t *testing.T, m, _ string) []string {
-			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"), func(n string, s []int64, x []float32) []int64 {
-				if n == "model.norm.weight" {
-					return nil
-				}
-				return s
-			})
+			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"),
+				func(n string, s []int64, x []float32) []int64 {
+					if n == "model.norm.weight" {
+						return nil
+					}
+					return s
+				})
 			return nil
 		}, status.InvalidConfig, []string{"model.norm.weight"}},
 		{"a shape disagrees with config.json", func(t *testing.T, m, _ string) []string {
@@ -104,18 +107,20 @@ func TestBadInput(t *testing.T) {
 			return nil
 		}, status.InvalidConfig, []string{"mlp", "intermediate_size"}},
 		{"NaN weights", func(t *testing.T, m, _ string) []string {
-			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"), func(n string, s []int64, x []float32) []int64 {
-				if n == "model.layers.1.mlp.up_proj.weight" {
-					x[7] = float32(math.NaN())
-				}
-				return s
-			})
+			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"),
+				func(n string, s []int64, x []float32) []int64 {
+					if n == "model.layers.1.mlp.up_proj.weight" {
+						x[7] = float32(math.NaN())
+					}
+					return s
+				})
 			return nil
 		}, status.Numeric, []string{"model.layers.1.mlp.up_proj.weight", "NaN"}},
 		{"ids outside the vocabulary", func(t *testing.T, _, d string) []string {
 			tokens := make([]int32, 128)
 			tokens[65] = 70000
-			if err := tensor.WriteSafetensors(d, nil, []tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(tokens, 2, 64)}}); err != nil {
+			if err := tensor.WriteSafetensors(d, nil,
+				[]tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(tokens, 2, 64)}}); err != nil {
 				t.Fatal(err)
 			}
 			return nil
@@ -125,23 +130,37 @@ func TestBadInput(t *testing.T) {
 			put(t, empty, "")
 			return []string{"data.path=[\"" + empty + "\"]"}
 		}, status.InvalidConfig, []string{"empty"}},
-		{"no such data", func(*testing.T, string, string) []string { return []string{`data.path=["/nowhere.txt"]`} }, status.IO, []string{"/nowhere.txt"}},
-		{"a pointer in place of model/model.safetensors", pointer("model/model.safetensors"), status.IO, []string{"model/model.safetensors is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of model/config.json", pointer("model/config.json"), status.IO, []string{"model/config.json is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of model/tokenizer.json", pointer("model/tokenizer.json", `data.path=["text.txt"]`), status.IO, []string{"model/tokenizer.json is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.safetensors", pointer("data.safetensors"), status.IO, []string{"data.safetensors is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.txt", pointer("data.txt"), status.IO, []string{"data.txt is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.jsonl", pointer("data.jsonl"), status.IO, []string{"data.jsonl is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.jsonl.zst", pointer("data.jsonl.zst"), status.IO, []string{"data.jsonl.zst is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.parquet", pointer("data.parquet"), status.IO, []string{"data.parquet is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.idx", pointer("data.idx"), status.IO, []string{"data.idx is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"a pointer in place of data.bin", pointer("data.bin"), status.IO, []string{"data.bin is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
-		{"wrong width", func(*testing.T, string, string) []string { return []string{"data.sequence=65"} }, status.InvalidConfig, []string{"65", "64"}},
+		{"no such data", func(*testing.T, string, string) []string { return []string{`data.path=["/nowhere.txt"]`} },
+			status.IO, []string{"/nowhere.txt"}},
+		{"a pointer in place of model/model.safetensors", pointer("model/model.safetensors"), status.IO,
+			[]string{"model/model.safetensors is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of model/config.json", pointer("model/config.json"), status.IO,
+			[]string{"model/config.json is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of model/tokenizer.json", pointer("model/tokenizer.json", `data.path=["text.txt"]`),
+			status.IO, []string{"model/tokenizer.json is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.safetensors", pointer("data.safetensors"), status.IO,
+			[]string{"data.safetensors is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.txt", pointer("data.txt"), status.IO,
+			[]string{"data.txt is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.jsonl", pointer("data.jsonl"), status.IO,
+			[]string{"data.jsonl is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.jsonl.zst", pointer("data.jsonl.zst"), status.IO,
+			[]string{"data.jsonl.zst is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.parquet", pointer("data.parquet"), status.IO,
+			[]string{"data.parquet is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.idx", pointer("data.idx"), status.IO,
+			[]string{"data.idx is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.bin", pointer("data.bin"), status.IO,
+			[]string{"data.bin is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"wrong width", func(*testing.T, string, string) []string { return []string{"data.sequence=65"} },
+			status.InvalidConfig, []string{"65", "64"}},
 		{"unwritable output", func(t *testing.T, _, d string) []string {
 			return []string{"output.dir=" + filepath.Join(d, "out")}
 		},
 			status.IO, []string{"output.dir"}},
-		{"ranks that do not divide", func(*testing.T, string, string) []string { return []string{"parallel.ulysses=2"} }, status.InvalidConfig,
+		{"ranks that do not divide", func(*testing.T, string, string) []string {
+			return []string{"parallel.ulysses=2"}
+		}, status.InvalidConfig,
 			[]string{"parallel.ulysses", "3"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -151,7 +170,8 @@ func TestBadInput(t *testing.T) {
 				t.Fatal(err)
 			}
 			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"), keep)
-			if err := tensor.WriteSafetensors(d, nil, []tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(make([]int32, 128), 2, 64)}}); err != nil {
+			if err := tensor.WriteSafetensors(d, nil,
+				[]tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(make([]int32, 128), 2, 64)}}); err != nil {
 				t.Fatal(err)
 			}
 			job := filepath.Join(dir, "job.toml")
@@ -213,8 +233,10 @@ func TestCommandLinesAreOne(t *testing.T) {
 		want  string
 	}{
 		{"verb", Options{Path: a, verb: "verify"}, "command line: verb is verify on rank 2 and run on rank 0"},
-		{"job file", Options{Path: b, verb: "run"}, "command line: job file is " + b + " on rank 2 and " + a + " on rank 0"},
-		{"--set", Options{Path: a, verb: "run", Sets: []string{"seed=2"}}, `command line: --set is ["seed=2"] on rank 2 and [] on rank 0`},
+		{"job file", Options{Path: b, verb: "run"}, "command line: job file is " + b + " on rank 2 and " + a +
+			" on rank 0"},
+		{"--set", Options{Path: a, verb: "run", Sets: []string{"seed=2"}},
+			`command line: --set is ["seed=2"] on rank 2 and [] on rank 0`},
 	} {
 		err := comm.RunLocal(3, func(c comm.Comm) error {
 			o := Options{Path: a, verb: "run"}

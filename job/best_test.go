@@ -68,7 +68,8 @@ func stepsOn(t *testing.T, dir string) (steps []int64) {
 	return steps
 }
 
-var trackedSets = []string{"train.steps=12", "eval.every=1", "checkpoint.every=3", "checkpoint.keep=1", "optimizer.lr=2e-2", "optimizer.schedule=constant"}
+var trackedSets = []string{"train.steps=12", "eval.every=1", "checkpoint.every=3", "checkpoint.keep=1",
+	"optimizer.lr=2e-2", "optimizer.schedule=constant"}
 
 // runStopped runs the job of newTracked on two ranks, and stops it by a signal during a step.
 func runStopped(dir string, step int64, sets ...string) error {
@@ -87,7 +88,8 @@ func runStopped(dir string, step int64, sets ...string) error {
 		}
 		return backends.Open(c)
 	}
-	return Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(trackedSets), sets...), Ranks: 2, Stdout: io.Discard, Stderr: log, log: "json",
+	return Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(trackedSets), sets...), Ranks: 2,
+		Stdout: io.Discard, Stderr: log, log: "json",
 		open: opener{ask, backends.OpenComm, nil}})
 }
 
@@ -114,7 +116,8 @@ path = ["far.txt"]
 // more, and every mesh decides the same.
 func TestBestAndPatience(t *testing.T) {
 	var want []evalLine
-	for _, mesh := range [][]string{{"1"}, {"4", "parallel.ulysses=2", "parallel.zero=3"}, {"2", "parallel.ulysses=1", "parallel.zero=1"}} {
+	for _, mesh := range [][]string{{"1"}, {"4", "parallel.ulysses=2", "parallel.zero=3"},
+		{"2", "parallel.ulysses=1", "parallel.zero=1"}} {
 		dir, run := newTracked(t, "")
 		sets := append(slices.Clone(mesh[1:]), "checkpoint.best=true", "eval.metric=far.x", "eval.patience=3")
 		var ranks int
@@ -126,7 +129,9 @@ func TestBestAndPatience(t *testing.T) {
 		all := readEvals(t, dir)
 		best, last := 0, all[len(all)-1]
 		for i, x := range all {
-			if pooled := (x.A*float64(x.NA) + x.B*float64(x.NB)) / float64(x.NA+x.NB); !(math.Abs(pooled-*x.Loss) < 1e-9) || x.Tokens != x.NA+x.NB || x.NA == 0 || x.A == x.B {
+			if pooled := (x.A*float64(x.NA) + x.B*float64(x.NB)) / float64(x.NA+
+				x.NB); !(math.Abs(pooled-*x.Loss) < 1e-9) ||
+				x.Tokens != x.NA+x.NB || x.NA == 0 || x.A == x.B {
 				t.Errorf("%v: line %+v: the loss of all tokens is %g", mesh, x, pooled)
 			}
 			if x.Best != (i == 0 || x.B < all[best].B) {
@@ -138,7 +143,8 @@ func TestBestAndPatience(t *testing.T) {
 		}
 		b := all[best]
 		if last.Step != b.Step+3 || last.Step >= 12 || b.Step < 2 {
-			t.Errorf("%v: the best evaluation was after step %d, and the run ended after step %d", mesh, b.Step, last.Step)
+			t.Errorf("%v: the best evaluation was after step %d, and the run ended after step %d", mesh, b.Step,
+				last.Step)
 		}
 		if want == nil {
 			want = all
@@ -150,24 +156,30 @@ func TestBestAndPatience(t *testing.T) {
 			t.Errorf("%v: checkpoints of steps %v, want %d and %d", mesh, got, b.Step, last.Step)
 		}
 		path := filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", b.Step))
-		for _, words := range []string{fmt.Sprintf("held-out loss %.4f of far.x after step %d: %s", b.B, b.Step, path), "not improved in 3 evaluations (eval.patience)"} {
+		for _, words := range []string{fmt.Sprintf("held-out loss %.4f of far.x after step %d: %s", b.B, b.Step, path),
+			"not improved in 3 evaluations (eval.patience)"} {
 			if !strings.Contains(out, words) {
 				t.Errorf("%v: the output does not say %q:\n%s", mesh, words, out)
 			}
 		}
 		page, err := os.ReadFile(filepath.Join(dir, "out", "report.html"))
-		if err != nil || !strings.Contains(string(page), "best held-out loss") || !strings.Contains(string(page), "of far.x") || !strings.Contains(string(page), "(best so far)") {
+		if err != nil || !strings.Contains(string(page), "best held-out loss") ||
+			!strings.Contains(string(page), "of far.x") || !strings.Contains(string(page), "(best so far)") {
 			t.Errorf("%v: report.html does not have the best evaluation: %v", mesh, err)
 		}
 		// the run is over, until it may have more patience
-		if out, err = run(1, append(sets[len(mesh)-1:], "parallel.ulysses=1")...); err != nil || !strings.Contains(out, "nothing left to do: the run ended early") || len(readEvals(t, dir)) != len(all) {
+		if out, err = run(1, append(sets[len(mesh)-1:], "parallel.ulysses=1")...); err != nil ||
+			!strings.Contains(out, "nothing left to do: the run ended early") || len(readEvals(t, dir)) != len(all) {
 			t.Errorf("%v: again: %v: %s", mesh, err, out)
 		}
-		if _, err = run(1, "checkpoint.best=true", "eval.metric=far.x", "eval.patience=4"); err != nil || len(readEvals(t, dir)) != len(all)+1 {
-			t.Errorf("%v: with more patience: %v, %d evaluations, before %d", mesh, err, len(readEvals(t, dir)), len(all))
+		if _, err = run(1, "checkpoint.best=true", "eval.metric=far.x", "eval.patience=4"); err != nil ||
+			len(readEvals(t, dir)) != len(all)+1 {
+			t.Errorf("%v: with more patience: %v, %d evaluations, before %d", mesh, err, len(readEvals(t, dir)),
+				len(all))
 		}
 		// other metrics are not compared with the best of this one
-		if _, err = run(1, "checkpoint.best=true", "eval.metric=near", "eval.patience=12"); err != nil || readEvals(t, dir)[len(all)+1].Step != 6 && !readEvals(t, dir)[len(all)+1].Best {
+		if _, err = run(1, "checkpoint.best=true", "eval.metric=near", "eval.patience=12"); err != nil ||
+			readEvals(t, dir)[len(all)+1].Step != 6 && !readEvals(t, dir)[len(all)+1].Best {
 			t.Errorf("%v: another metric: %v: %+v", mesh, err, readEvals(t, dir))
 		}
 	}
@@ -193,8 +205,10 @@ func TestResumeBest(t *testing.T) {
 		if _, err := run(2, tracked...); err != nil {
 			t.Fatal(err)
 		}
-		if got := readEvals(t, dir); fmt.Sprint(plainEvals(got)) != fmt.Sprint(plainEvals(want)) || !slices.Equal(stepsOn(t, dir), kept) {
-			t.Errorf("stopped after step %d: %v with checkpoints %v, want %v with %v", stop, plainEvals(got), stepsOn(t, dir), plainEvals(want), kept)
+		if got := readEvals(t, dir); fmt.Sprint(plainEvals(got)) != fmt.Sprint(plainEvals(want)) ||
+			!slices.Equal(stepsOn(t, dir), kept) {
+			t.Errorf("stopped after step %d: %v with checkpoints %v, want %v with %v", stop, plainEvals(got),
+				stepsOn(t, dir), plainEvals(want), kept)
 		}
 	}
 	// without its checkpoint, the best evaluation is found anew
@@ -205,7 +219,8 @@ func TestResumeBest(t *testing.T) {
 	var log bytes.Buffer
 	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(trackedSets), tracked...),
 		Ranks: 2, Stdout: io.Discard, Stderr: &log})
-	if err != nil || !strings.Contains(log.String(), fmt.Sprintf("there is no checkpoint of the best evaluation, after step %d", kept[0])) {
+	if err != nil || !strings.Contains(log.String(),
+		fmt.Sprintf("there is no checkpoint of the best evaluation, after step %d", kept[0])) {
 		t.Errorf("%v: %s", err, log.String())
 	}
 }
@@ -215,7 +230,9 @@ func TestSetWithoutTargets(t *testing.T) {
 	dir, _ := newTracked(t, "")
 	put(t, filepath.Join(dir, "far.txt"), "x")
 	var log bytes.Buffer
-	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(trackedSets), "train.steps=4", "eval.metric=far.x", "eval.patience=2", "checkpoint.best=true"),
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"),
+		Sets: append(slices.Clone(trackedSets), "train.steps=4", "eval.metric=far.x", "eval.patience=2",
+			"checkpoint.best=true"),
 		Ranks: 2, Stdout: io.Discard, Stderr: &log})
 	all := readEvals(t, dir)
 	if err != nil || len(all) != 4 || strings.Count(log.String(), "no token of the set far.x is a target") != 4 {
@@ -261,7 +278,8 @@ func TestBestOnAFullDisk(t *testing.T) {
 	}
 	defer syscall.Unmount(states, syscall.MNT_DETACH)
 	out, err := run(2, tracked...)
-	if err != nil || !slices.Equal(stepsOn(t, dir), []int64{1}) || !strings.Contains(out, fmt.Sprintf("of far.x after step %d\n", kept[1])) {
+	if err != nil || !slices.Equal(stepsOn(t, dir), []int64{1}) ||
+		!strings.Contains(out, fmt.Sprintf("of far.x after step %d\n", kept[1])) {
 		t.Errorf("%v: checkpoints of steps %v: %s", err, stepsOn(t, dir), out)
 	}
 	if got := readEvals(t, dir); fmt.Sprint(plainEvals(got)) != fmt.Sprint(plainEvals(want)) {
@@ -270,7 +288,10 @@ func TestBestOnAFullDisk(t *testing.T) {
 	if err := mount(syscall.MS_REMOUNT, "size=8m"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run(2, tracked...); err != nil || fmt.Sprint(plainEvals(readEvals(t, dir))) != fmt.Sprint(plainEvals(want)) || !slices.Equal(stepsOn(t, dir), kept) {
-		t.Errorf("with room again: %v, %v with checkpoints %v, want %v with %v", err, plainEvals(readEvals(t, dir)), stepsOn(t, dir), plainEvals(want), kept)
+	if _, err := run(2, tracked...); err != nil ||
+		fmt.Sprint(plainEvals(readEvals(t, dir))) != fmt.Sprint(plainEvals(want)) ||
+		!slices.Equal(stepsOn(t, dir), kept) {
+		t.Errorf("with room again: %v, %v with checkpoints %v, want %v with %v", err, plainEvals(readEvals(t, dir)),
+			stepsOn(t, dir), plainEvals(want), kept)
 	}
 }

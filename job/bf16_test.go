@@ -16,18 +16,21 @@ var inBF16 = []string{"device.backend=cpu", "device.dtype=bf16"}
 // Master weights are F32, and the model folder has the type of the source.
 func TestTrainingInBF16(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
-		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") && !strings.Contains(c.Name, "packed") {
+		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") &&
+			!strings.Contains(c.Name, "packed") {
 			continue // each model, both optimizers, and every kind of mesh are among these
 		}
 		t.Run(c.Name, func(t *testing.T) {
 			run := func(ranks int, sets ...string) []metricsLine {
 				var stdout, stderr bytes.Buffer
 				here := t.TempDir()
-				o := Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+here), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr}
+				o := Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+here), Ranks: ranks,
+					Verbose: true, Stdout: &stdout, Stderr: &stderr}
 				if err := Run(o); err != nil {
 					t.Fatal(err, stderr.String())
 				}
-				if half := len(sets) > 0; strings.Contains(stdout.String(), "master weights") != half || strings.Contains(stderr.String(), "computing in bf16") != half {
+				if half := len(sets) > 0; strings.Contains(stdout.String(), "master weights") != half ||
+					strings.Contains(stderr.String(), "computing in bf16") != half {
 					t.Errorf("%v: masters, or the type: %s%s", sets, stdout.String(), stderr.String())
 				}
 				if !strings.Contains(stdout.String(), ": equal") {
@@ -72,8 +75,10 @@ func TestSavedTensorsInBF16(t *testing.T) {
 			for _, ranks := range []int{1, 2, 3} {
 				var stdout bytes.Buffer
 				file := filepath.Join(t.TempDir(), "out.safetensors")
-				o := Options{Path: filepath.Join(dir, "job.toml"), Sets: append(inBF16, "attention.output="+file), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: io.Discard}
-				if err := Run(o); err != nil || !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "in bf16") {
+				o := Options{Path: filepath.Join(dir, "job.toml"), Sets: append(inBF16, "attention.output="+file),
+					Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: io.Discard}
+				if err := Run(o); err != nil || !strings.Contains(stdout.String(), ": equal") ||
+					!strings.Contains(stdout.String(), "in bf16") {
 					t.Fatal(ranks, err, stdout.String())
 				}
 				// of what does not depend on how query heads of a key head are dealt
@@ -95,8 +100,11 @@ func TestVerifyInBF16(t *testing.T) {
 			continue
 		}
 		var stdout, stderr bytes.Buffer
-		err := Verify(Options{Path: filepath.Join(dir, c.Job), Sets: append(inBF16, "output.dir="+t.TempDir(), "parallel.ulysses=2"), Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: &stderr})
-		if err != nil || !strings.Contains(stdout.String(), "(bf16,") || !strings.HasPrefix(stdout.String(), "within tolerance: ") {
+		err := Verify(Options{Path: filepath.Join(dir, c.Job),
+			Sets: append(inBF16, "output.dir="+t.TempDir(), "parallel.ulysses=2"), Ranks: 4, Verbose: true,
+			Stdout: &stdout, Stderr: &stderr})
+		if err != nil || !strings.Contains(stdout.String(), "(bf16,") ||
+			!strings.HasPrefix(stdout.String(), "within tolerance: ") {
 			t.Errorf("%v\n%s%s", err, stdout.String(), stderr.String())
 		}
 		return

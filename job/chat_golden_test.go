@@ -17,7 +17,8 @@ func TestConversationsOnEveryMesh(t *testing.T) {
 			{1, 1, 1, 0}, {2, 2, 1, 0}, {2, 1, 1, 3}, {2, 1, 2, 1}, {4, 4, 1, 2}, {4, 2, 2, 0}, {4, 2, 1, 3},
 		} {
 			t.Run(fmt.Sprintf("%s/%+v", c.Name, mesh), func(t *testing.T) {
-				sets := []string{fmt.Sprintf("parallel.ulysses=%d", mesh.ulysses), fmt.Sprintf("parallel.ring=%d", mesh.ring), fmt.Sprintf("parallel.zero=%d", mesh.zero),
+				sets := []string{fmt.Sprintf("parallel.ulysses=%d", mesh.ulysses),
+					fmt.Sprintf("parallel.ring=%d", mesh.ring), fmt.Sprintf("parallel.zero=%d", mesh.zero),
 					"data.accumulate=1", "data.global_batch=2"}
 				if log := trainGolden(t, dir, c, mesh.ranks, sets...); strings.Contains(log, "WRN") {
 					t.Log(log)

@@ -14,10 +14,13 @@ import (
 // resumed run must have the same.
 func TestChatVariables(t *testing.T) {
 	folder := t.TempDir()
-	record := `{"messages": [{"role": "user", "content": "How warm is it?"}, {"role": "assistant", "content": "It is 20 degrees."}]}` + "\n"
+	record := `{"messages": [{"role": "user", "content": "How warm is it?"}, {"role": "assistant", "content": "It is 20 degrees."}]}` +
+		"\n"
 	put(t, filepath.Join(folder, "a.jsonl"), strings.Repeat(record, 40))
-	put(t, filepath.Join(folder, "t.jinja"), "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}\n{% endgeneration %}{% endfor %}{{ mode | default('none') }}{{ level }}")
-	sets := []string{"data.path=" + filepath.Join(folder, "a.jsonl"), "data.chat_template=" + filepath.Join(folder, "t.jinja")}
+	put(t, filepath.Join(folder, "t.jinja"),
+		"{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}\n{% endgeneration %}{% endfor %}{{ mode | default('none') }}{{ level }}")
+	sets := []string{"data.path=" + filepath.Join(folder, "a.jsonl"), "data.chat_template=" +
+		filepath.Join(folder, "t.jinja")}
 	loss := func(text string, sets ...string) (string, []float64, func(...string) error) {
 		dir, run := newKept(t, sets...)
 		put(t, filepath.Join(dir, "job.toml"), kept+text)
@@ -32,9 +35,11 @@ func TestChatVariables(t *testing.T) {
 	if slices.Equal(none, table) || !slices.Equal(table, args) {
 		t.Errorf("losses %v, with variables %v, by --set %v", none, table, args)
 	}
-	expectFault(t, run("data.chat_variables.level=2.0"), status.InvalidConfig, []string{"is of another run", "conversations"})
+	expectFault(t, run("data.chat_variables.level=2.0"), status.InvalidConfig,
+		[]string{"is of another run", "conversations"})
 	expectFault(t, run("data.chat_variables={}"), status.InvalidConfig, []string{"is of another run", "conversations"})
-	expectFault(t, run("data.chat_variables.levle=2"), status.InvalidConfig, []string{"data.chat_variables.levle: ", "t.jinja does not read it"})
+	expectFault(t, run("data.chat_variables.levle=2"), status.InvalidConfig,
+		[]string{"data.chat_variables.levle: ", "t.jinja does not read it"})
 	if err := run(); err != nil {
 		t.Error(err)
 	}

@@ -29,16 +29,18 @@ func (s *session) checkpoints() *train.Checkpoints {
 		base = abs
 	}
 	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
-	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best, Model: rest, Changes: s.parts.Config.Changes, Base: base, Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
-		train.ModelKey:    digest(s.parts.Config),
-		"optimizer.name":  j.Optimizer.Name,
-		train.BatchOfRun:  fmt.Sprint(j.Mesh.GlobalBatch),
-		train.SequenceKey: fmt.Sprint(j.Data.Sequence),
-		"data.pack":       fmt.Sprint(j.Data.Pack),
-		"data.shuffle":    fmt.Sprint(j.Data.Shuffle),
-		train.SeedKey:     fmt.Sprint(j.Seed),
-		train.FilesKey:    fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
-	}}
+	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep,
+		Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best, Model: rest, Changes: s.parts.Config.Changes, Base: base,
+		Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
+			train.ModelKey:    digest(s.parts.Config),
+			"optimizer.name":  j.Optimizer.Name,
+			train.BatchOfRun:  fmt.Sprint(j.Mesh.GlobalBatch),
+			train.SequenceKey: fmt.Sprint(j.Data.Sequence),
+			"data.pack":       fmt.Sprint(j.Data.Pack),
+			"data.shuffle":    fmt.Sprint(j.Data.Shuffle),
+			train.SeedKey:     fmt.Sprint(j.Seed),
+			train.FilesKey:    fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
+		}}
 	if j.Data.Pack && j.Data.Packing != data.Split {
 		c.Run["data.packing"] = j.Data.Packing
 	}
@@ -140,7 +142,8 @@ func (s *session) resume(setup *train.Setup) error {
 	case "auto":
 		path = ""
 	}
-	from, err := setup.Checkpoints.Resume(path, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups(), &j.Optimizer, setup.Loop.Steps)
+	from, err := setup.Checkpoints.Resume(path, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups(),
+		&j.Optimizer, setup.Loop.Steps)
 	if err != nil {
 		return s.resumeFault(err)
 	}
@@ -183,7 +186,9 @@ func (s *session) resumeFault(err error) error {
 // needsCheckpoint refuses optimizer.begin in a run that begins with its first step.
 func (s *session) needsCheckpoint() error {
 	if n := s.Job.Optimizer.Begin; n > 0 {
-		return s.Job.Errorf(status.InvalidConfig, "optimizer.begin", "%d, and the run has no checkpoint from which it resumes, so it begins with step 1; remove it, or name the checkpoint with checkpoint.resume", n)
+		return s.Job.Errorf(status.InvalidConfig, "optimizer.begin",
+			"%d, and the run has no checkpoint from which it resumes, so it begins with step 1; remove it, or name the checkpoint with checkpoint.resume",
+			n)
 	}
 	return nil
 }
@@ -200,11 +205,13 @@ func (s *session) loadCheckpoint() error {
 	if !j.EvaluatesCheckpoint() {
 		return nil
 	}
-	e := &train.Evaluated{Run: map[string]string{train.ModelKey: digest(s.parts.Config), train.SeedKey: fmt.Sprint(j.Seed)}, Stage: s.modelStage(), Frozen: s.frozen, Changes: s.parts.Config.Changes}
+	e := &train.Evaluated{Run: map[string]string{train.ModelKey: digest(s.parts.Config),
+		train.SeedKey: fmt.Sprint(j.Seed)}, Stage: s.modelStage(), Frozen: s.frozen, Changes: s.parts.Config.Changes}
 	if l := j.Adapters(); l != nil {
 		e.Run[train.LoRAKey] = adaptersText(l)
 	}
-	from, err := train.LoadCheckpoint(j.Checkpoint.Resume, e, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups())
+	from, err := train.LoadCheckpoint(j.Checkpoint.Resume, e, s.Device, s.Mesh.World, s.parts.Weights,
+		s.parts.Model.Groups())
 	if err != nil {
 		return s.resumeFault(err)
 	}

@@ -29,7 +29,8 @@ func whole(t *testing.T, what, dir string, want ...string) {
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
-		if code, _, errs := call("export", filepath.Join(dir, e.Name()), filepath.Join(t.TempDir(), "model")); code != status.OK {
+		if code, _, errs := call("export", filepath.Join(dir, e.Name()),
+			filepath.Join(t.TempDir(), "model")); code != status.OK {
 			t.Errorf("%s: %s: %s", what, e.Name(), errs)
 		}
 	}
@@ -47,7 +48,8 @@ func TestDiskFull(t *testing.T) {
 	want := losses(t, dir)
 	drop(t, dir, 6, 8)
 	out, err := child(dir, "ULYSSES_TEST_SETS=train.steps=8", "ULYSSES_TEST_FILE_LIMIT=20000").CombinedOutput()
-	if code := err.(*exec.ExitError).ExitCode(); code != int(status.IO) || !strings.Contains(string(out), "rank-0000") || !strings.Contains(string(out), "file too large") {
+	if code := err.(*exec.ExitError).ExitCode(); code != int(status.IO) ||
+		!strings.Contains(string(out), "rank-0000") || !strings.Contains(string(out), "file too large") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "step-*"))
@@ -59,7 +61,8 @@ func TestDiskFull(t *testing.T) {
 	}
 	// A folder that is none.
 	put(t, filepath.Join(dir, "file"), "")
-	if _, err := run(2, "output.dir="+dir, "checkpoint.dir=file"); status.Of(err) != status.IO || !strings.Contains(err.Error(), "file") {
+	if _, err := run(2, "output.dir="+dir, "checkpoint.dir=file"); status.Of(err) != status.IO ||
+		!strings.Contains(err.Error(), "file") {
 		t.Errorf("a file for a folder: %v", err)
 	}
 }
@@ -89,10 +92,13 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 	defer syscall.Unmount(states, syscall.MNT_DETACH)
 	_, err = run(2)
-	if got, _ := os.ReadFile(filepath.Join(folder, "model.safetensors")); !bytes.Equal(got, model) || !strings.Contains(err.Error(), "the trained weights are in "+folder) {
+	if got, _ := os.ReadFile(filepath.Join(folder, "model.safetensors")); !bytes.Equal(got, model) ||
+		!strings.Contains(err.Error(), "the trained weights are in "+folder) {
 		t.Errorf("the model has %d bytes, want %d: %v", len(got), len(model), err)
 	}
-	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(err.Error(), "checkpoint of step 8") || !strings.Contains(err.Error(), "; run the job again to resume") || strings.Contains(err.Error(), "step 6") {
+	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "no space left on device") ||
+		!strings.Contains(err.Error(), "checkpoint of step 8") ||
+		!strings.Contains(err.Error(), "; run the job again to resume") || strings.Contains(err.Error(), "step 6") {
 		t.Errorf("%v", err)
 	}
 	if got := losses(t, dir); !slices.Equal(got, want) {
@@ -118,8 +124,10 @@ func TestNoRoomForReport(t *testing.T) {
 		t.Skipf("no small disk can be made here (%v)", err)
 	}
 	defer syscall.Unmount(out, syscall.MNT_DETACH)
-	code, _, errs := call(filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "output.dir="+out, "--set", "optimizer.lr=1e300", "--set", "checkpoint.every=0", "--set", "output.model=false")
-	if code != status.Numeric || strings.Count(errs, "report.html: cannot be written") != 1 || strings.Contains(errs, "rank 0: "+out) {
+	code, _, errs := call(filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "output.dir="+out, "--set",
+		"optimizer.lr=1e300", "--set", "checkpoint.every=0", "--set", "output.model=false")
+	if code != status.Numeric || strings.Count(errs, "report.html: cannot be written") != 1 ||
+		strings.Contains(errs, "rank 0: "+out) {
 		t.Errorf("%v\n%s", code, errs)
 	}
 }
@@ -165,8 +173,10 @@ func TestRoomForResults(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := run(2, "output.dir="+small, c.set)
-		want := fmt.Sprintf("the run writes at least %s there (weights of the model %s, a checkpoint %s)", units.Bytes(weights+c.state), units.Bytes(weights), units.Bytes(c.state))
-		if left, _ := os.ReadDir(small); status.Of(err) != status.IO || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), small+" has ") || len(left) > 0 {
+		want := fmt.Sprintf("the run writes at least %s there (weights of the model %s, a checkpoint %s)",
+			units.Bytes(weights+c.state), units.Bytes(weights), units.Bytes(c.state))
+		if left, _ := os.ReadDir(small); status.Of(err) != status.IO || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), small+" has ") || len(left) > 0 {
 			t.Errorf("%s: %v, want %q; %v", c.set, err, want, left)
 		}
 		if err := mount(syscall.MS_REMOUNT, 8<<20); err != nil {
@@ -210,7 +220,8 @@ func TestReadOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, err := child(dir, env...).CombinedOutput()
-		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != int(status.IO) || !strings.Contains(string(text), "permission denied") || !strings.Contains(string(text), folder) {
+		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != int(status.IO) ||
+			!strings.Contains(string(text), "permission denied") || !strings.Contains(string(text), folder) {
 			t.Errorf("%s: %v: %s", folder, err, text)
 		}
 		if err := os.Chmod(folder, 0o755); err != nil {
@@ -225,7 +236,8 @@ func TestReadOnly(t *testing.T) {
 		t.Errorf("when it can be written again: %v, %s: %v, want %v", err, text, losses(t, dir), want)
 	}
 
-	cmd := child(dir, append(env, "ULYSSES_TEST_SETS=train.steps=1000000 checkpoint.every=1 checkpoint.keep=2 checkpoint.accept=train.steps")...)
+	cmd := child(dir, append(env,
+		"ULYSSES_TEST_SETS=train.steps=1000000 checkpoint.every=1 checkpoint.keep=2 checkpoint.accept=train.steps")...)
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, &text
 	if err := cmd.Start(); err != nil {
@@ -273,11 +285,13 @@ func TestReadOnly(t *testing.T) {
 	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != int(status.Preempted) || newest() <= last {
 		t.Errorf("%v, newest %s after %s: %s", err, newest(), last, text.String())
 	}
-	if !strings.Contains(text.String(), "permission denied") || !strings.Contains(text.String(), "the next checkpoint is the next attempt") {
+	if !strings.Contains(text.String(), "permission denied") ||
+		!strings.Contains(text.String(), "the next checkpoint is the next attempt") {
 		t.Errorf("no warning: %s", text.String())
 	}
 	for line := range strings.Lines(text.String()) {
-		if strings.Contains(line, "the run continues") && (strings.Contains(line, "run the job again") || strings.Contains(line, "choose")) {
+		if strings.Contains(line, "the run continues") &&
+			(strings.Contains(line, "run the job again") || strings.Contains(line, "choose")) {
 			t.Errorf("the run continues, and the warning says how to run it again: %s", line)
 		}
 	}

@@ -57,7 +57,8 @@ func newKept(t *testing.T, sets ...string) (dir string, run func(ranks int, sets
 	put(t, filepath.Join(dir, "job.toml"), kept)
 	return dir, func(ranks int, more ...string) (string, error) {
 		var stdout bytes.Buffer
-		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(sets), more...), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: io.Discard})
+		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(sets), more...),
+			Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: io.Discard})
 		return stdout.String(), err
 	}
 }
@@ -180,7 +181,8 @@ func TestKeep(t *testing.T) {
 	if _, err := run(1, "checkpoint.resume=off", "train.steps=2"); err != nil {
 		t.Fatal(err)
 	}
-	if fresh, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "*")); len(fresh) != 1 || filepath.Base(fresh[0]) != "step-00000002" {
+	if fresh, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "*")); len(fresh) != 1 ||
+		filepath.Base(fresh[0]) != "step-00000002" {
 		t.Errorf("after two steps of a new run there are %v", fresh)
 	}
 	if _, err := run(1, "checkpoint.resume=off"); err != nil || !slices.Equal(losses(t, dir), want) {
@@ -200,7 +202,9 @@ func TestResumeFromFolder(t *testing.T) {
 	out := filepath.Join(dir, "out")
 	for _, folder := range []string{out, filepath.Join(out, "checkpoints")} {
 		_, err := run(2, "checkpoint.resume="+folder)
-		expectFault(t, err, status.IO, []string{"name one of the checkpoints in it, such as " + filepath.Join(out, "checkpoints", "step-00000006")})
+		expectFault(t, err, status.IO,
+			[]string{"name one of the checkpoints in it, such as " +
+				filepath.Join(out, "checkpoints", "step-00000006")})
 	}
 }
 
@@ -224,31 +228,53 @@ func TestResumeFaults(t *testing.T) {
 			}
 			return err
 		}, code: status.InvalidConfig, want: []string{"rank-00001.safetensors is damaged", "checksum"}},
-		{name: "cut short", spoil: func(state string) error { return os.Truncate(filepath.Join(state, "rank-00000.safetensors"), 100) },
+		{name: "cut short", spoil: func(state string) error {
+			return os.Truncate(filepath.Join(state, "rank-00000.safetensors"), 100)
+		},
 			code: status.InvalidConfig, want: []string{"rank-00000.safetensors has 100 bytes"}},
-		{name: "a file gone", spoil: func(state string) error { return os.Remove(filepath.Join(state, "rank-00001.safetensors")) },
+		{name: "a file gone", spoil: func(state string) error {
+			return os.Remove(filepath.Join(state, "rank-00001.safetensors"))
+		},
 			code: status.InvalidConfig, want: []string{"rank-00001.safetensors", "no such file"}},
-		{name: "no manifest", spoil: func(state string) error { return os.Remove(filepath.Join(state, "manifest.json")) },
+		{name: "no manifest", spoil: func(state string) error {
+			return os.Remove(filepath.Join(state, "manifest.json"))
+		},
 			code: status.IO, want: []string{"manifest.json"}},
-		{name: "half a manifest", spoil: func(state string) error { return os.Truncate(filepath.Join(state, "manifest.json"), 200) },
+		{name: "half a manifest", spoil: func(state string) error {
+			return os.Truncate(filepath.Join(state, "manifest.json"), 200)
+		},
 			code: status.InvalidConfig, want: []string{"manifest.json is damaged"}},
-		{name: "an empty folder", spoil: func(state string) error { return errors.Join(os.RemoveAll(state), os.Mkdir(state, 0o777)) },
+		{name: "an empty folder", spoil: func(state string) error {
+			return errors.Join(os.RemoveAll(state), os.Mkdir(state, 0o777))
+		},
 			code: status.IO, want: []string{"manifest.json"}},
-		{name: "another step", spoil: edit("step", 9), code: status.InvalidConfig, want: []string{"manifest.json is damaged", "sha256"}},
-		{name: "other updates", spoil: edit("updates", 0), code: status.InvalidConfig, want: []string{"manifest.json is damaged", "sha256"}},
+		{name: "another step", spoil: edit("step", 9), code: status.InvalidConfig,
+			want: []string{"manifest.json is damaged", "sha256"}},
+		{name: "other updates", spoil: edit("updates", 0), code: status.InvalidConfig,
+			want: []string{"manifest.json is damaged", "sha256"}},
 		{name: "a pipe", spoil: func(state string) error {
 			path := filepath.Join(state, "manifest.json")
 			return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
 		}, code: status.IO, want: []string{"manifest.json is a named pipe; a regular file is needed"}},
 		{name: "another's name", spoil: func(state string) error {
-			return errors.Join(os.RemoveAll(state), os.CopyFS(state, os.DirFS(filepath.Join(filepath.Dir(state), "step-00000004"))))
+			return errors.Join(os.RemoveAll(state),
+				os.CopyFS(state, os.DirFS(filepath.Join(filepath.Dir(state), "step-00000004"))))
 		}, code: status.InvalidConfig, want: []string{"its name says step 6, its manifest.json step 4"}},
-		{name: "newer", spoil: edit("format", 3), code: status.Unsupported, want: []string{"format 3, this program reads up to 2"}, whole: true},
-		{name: "foreign", spoil: edit("producer", "another"), code: status.InvalidConfig, want: []string{"not written by this program"}},
-		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig, want: []string{"of another run", "intermediate_size of the model is 48, it was 40", "mlp", "[48 24], in it [40 24]"}, whole: true},
-		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig, want: []string{"global batch is 8, it was 4"}, whole: true},
-		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig, want: []string{"seed is 6, it was 5"}, whole: true},
-		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig, want: []string{"data.path is 52 sequences of up to 40, it was 44 sequences of up to 48; data.sequence is 40, it was 48;"}, whole: true},
+		{name: "newer", spoil: edit("format", 3), code: status.Unsupported,
+			want: []string{"format 3, this program reads up to 2"}, whole: true},
+		{name: "foreign", spoil: edit("producer", "another"), code: status.InvalidConfig,
+			want: []string{"not written by this program"}},
+		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig,
+			want: []string{"of another run", "intermediate_size of the model is 48, it was 40", "mlp",
+				"[48 24], in it [40 24]"}, whole: true},
+		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig,
+			want: []string{"global batch is 8, it was 4"}, whole: true},
+		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig,
+			want: []string{"seed is 6, it was 5"}, whole: true},
+		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig,
+			want: []string{
+				"data.path is 52 sequences of up to 40, it was 44 sequences of up to 48; data.sequence is 40, it was 48;"},
+			whole: true},
 		{name: "other text of the same length", spoil: func(state string) error {
 			path := filepath.Join(state, "..", "..", "..", "a.txt")
 			text, err := os.ReadFile(path)
@@ -256,9 +282,13 @@ func TestResumeFaults(t *testing.T) {
 				err = os.WriteFile(path, bytes.Replace(text, []byte("cat"), []byte("cow"), 1), 0o644)
 			}
 			return err
-		}, code: status.InvalidConfig, want: []string{"of another run", "data.path is checksum ", ", it was checksum "}, whole: true},
-		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig, want: []string{"optimizer.name is sgd, it was adamw"}, whole: true},
-		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"--set checkpoint.resume=nowhere", "checkpoint.resume: there is no folder ", `nowhere; name a checkpoint, or set "auto"`}, whole: true},
+		}, code: status.InvalidConfig, want: []string{"of another run", "data.path is checksum ", ", it was checksum "},
+			whole: true},
+		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig,
+			want: []string{"optimizer.name is sgd, it was adamw"}, whole: true},
+		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO,
+			want: []string{"--set checkpoint.resume=nowhere", "checkpoint.resume: there is no folder ",
+				`nowhere; name a checkpoint, or set "auto"`}, whole: true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			dir, run := newKept(t)
@@ -350,7 +380,8 @@ func TestChild(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err := Run(Options{Path: path, Sets: strings.Fields(os.Getenv("ULYSSES_TEST_SETS")), Ranks: 2, Stdout: io.Discard, Stderr: os.Stderr})
+	err := Run(Options{Path: path, Sets: strings.Fields(os.Getenv("ULYSSES_TEST_SETS")), Ranks: 2, Stdout: io.Discard,
+		Stderr: os.Stderr})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
@@ -404,7 +435,8 @@ func TestKill(t *testing.T) {
 			t.Fatalf("after %d kills: exit %d: %s", killed, code, stderr.String())
 		}
 	}
-	if out, err := child(dir, "ULYSSES_TEST_SETS="+sets).CombinedOutput(); err != nil || !slices.Equal(losses(t, dir), want) {
+	if out, err := child(dir, "ULYSSES_TEST_SETS="+sets).CombinedOutput(); err != nil ||
+		!slices.Equal(losses(t, dir), want) {
 		t.Errorf("after %d kills: %v, %s: %v, want %v", killed, err, out, losses(t, dir), want)
 	}
 	t.Logf("%d kills, %d runs came to their end between", killed, finished)
@@ -429,7 +461,8 @@ func TestStop(t *testing.T) {
 		}
 		if x.name == "signal" {
 			for range 2000 {
-				if data, _ := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl")); bytes.Count(data, []byte("\n")) > 1 {
+				if data,
+					_ := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl")); bytes.Count(data, []byte("\n")) > 1 {
 					break
 				}
 				time.Sleep(time.Millisecond)
@@ -443,7 +476,8 @@ func TestStop(t *testing.T) {
 			t.Fatalf("%s: exit %d", x.name, code)
 		}
 		n := len(losses(t, dir))
-		if page, err := os.ReadFile(filepath.Join(dir, "out", "report.html")); err != nil || !bytes.Contains(page, fmt.Appendf(nil, "stopped early after step %d of", n)) {
+		if page, err := os.ReadFile(filepath.Join(dir, "out", "report.html")); err != nil ||
+			!bytes.Contains(page, fmt.Appendf(nil, "stopped early after step %d of", n)) {
 			t.Errorf("%s: the report does not have the number of steps: %v", x.name, err)
 		}
 		if n == 0 || n == len(want) {

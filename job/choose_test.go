@@ -29,9 +29,11 @@ func TestRunChoosesItsMesh(t *testing.T) {
 			}
 		}
 	}
-	line := regexp.MustCompile(`mesh: (ulysses \d+(?: x ring \d+)? x data \d+): 4 ranks, 4 a node, \d+ query heads?, 4 sequences a step`)
+	line := regexp.MustCompile(
+		`mesh: (ulysses \d+(?: x ring \d+)? x data \d+): 4 ranks, 4 a node, \d+ query heads?, 4 sequences a step`)
 	var log bytes.Buffer
-	o := Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir(), "output.model=false"), Ranks: 4, Stdout: io.Discard, Stderr: &log}
+	o := Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir(), "output.model=false"),
+		Ranks: 4, Stdout: io.Discard, Stderr: &log}
 	if err := Run(o); err != nil {
 		t.Fatal(err, log.String())
 	}
@@ -42,7 +44,8 @@ func TestRunChoosesItsMesh(t *testing.T) {
 	}
 	code, out, errs := call(args...)
 	planned := line.FindStringSubmatch(out)
-	if code != status.OK || ran == nil || planned == nil || ran[1] != planned[1] || !strings.Contains(out, "4 ranks, "+planned[1]+", zero") {
+	if code != status.OK || ran == nil || planned == nil || ran[1] != planned[1] ||
+		!strings.Contains(out, "4 ranks, "+planned[1]+", zero") {
 		t.Errorf("the run has %q, the plan %q:\n%s%s%s", ran, planned, log.String(), out, errs)
 	}
 }
@@ -57,7 +60,9 @@ func operatorJob(t *testing.T, kind string) string {
 		values["g"], values["beta"] = -0.5, 0.5
 	}
 	path := filepath.Join(t.TempDir(), "job.toml")
-	put(t, path, fmt.Sprintf("kind = %q\ndevice = {backend = \"cpu\", threads = 1}\n%s = {input = %q, output = \"out.safetensors\"}\n", kind, kind, tensorfile.Filled(t, shapes, values, nil)))
+	put(t, path, fmt.Sprintf(
+		"kind = %q\ndevice = {backend = \"cpu\", threads = 1}\n%s = {input = %q, output = \"out.safetensors\"}\n", kind,
+		kind, tensorfile.Filled(t, shapes, values, nil)))
 	return path
 }
 
@@ -65,20 +70,26 @@ func operatorJob(t *testing.T, kind string) string {
 // heads, a ring leaves no rank idle. The plan makes the same choice, and a ring of the job is kept.
 func TestOperatorChoosesItsMesh(t *testing.T) {
 	path := operatorJob(t, "attention")
-	line := regexp.MustCompile(`mesh: (ulysses \d+(?: x ring \d+)? x data 1): 4 ranks, 4 a node, 2 query heads of 2\W048 tokens`)
-	for sets, want := range map[string]string{"": `^ulysses (2 x ring 2|1 x ring 4) x data 1$`, "parallel.ring=4": `^ulysses 1 x ring 4 x data 1$`, "parallel.ring=1": `^ulysses 4 x data 1$`} {
+	line := regexp.MustCompile(
+		`mesh: (ulysses \d+(?: x ring \d+)? x data 1): 4 ranks, 4 a node, 2 query heads of 2\W048 tokens`)
+	for sets, want := range map[string]string{"": `^ulysses (2 x ring 2|1 x ring 4) x data 1$`,
+		"parallel.ring=4": `^ulysses 1 x ring 4 x data 1$`, "parallel.ring=1": `^ulysses 4 x data 1$`} {
 		args := []string{path, "--force", "-n", "4"}
 		if sets != "" {
 			args = append(args, "--set", sets)
 		}
 		code, out, errs := call(args...)
-		planned, text, more := call(append([]string{"plan"}, slices.DeleteFunc(args, func(a string) bool { return a == "--force" })...)...)
+		planned, text, more :=
+			call(append([]string{"plan"}, slices.DeleteFunc(args, func(a string) bool { return a == "--force" })...)...)
 		ran, foreseen := line.FindStringSubmatch(errs), line.FindStringSubmatch(text)
-		if code != status.OK || planned != status.OK || ran == nil || foreseen == nil || ran[1] != foreseen[1] || !regexp.MustCompile(want).MatchString(ran[1]) {
-			t.Errorf("%s: the run has %q, the plan %q, want %s:\n%s%s\n%s%s", sets, ran, foreseen, want, out, errs, text, more)
+		if code != status.OK || planned != status.OK || ran == nil || foreseen == nil || ran[1] != foreseen[1] ||
+			!regexp.MustCompile(want).MatchString(ran[1]) {
+			t.Errorf("%s: the run has %q, the plan %q, want %s:\n%s%s\n%s%s", sets, ran, foreseen, want, out, errs,
+				text, more)
 		}
 		idle := strings.Contains(errs, "ranks compute no attention, because the input has 2 heads; ")
-		if idle != (sets == "parallel.ring=1") || idle != strings.Contains(more, "ranks compute no attention, because the input has 2 heads; ") {
+		if idle != (sets == "parallel.ring=1") ||
+			idle != strings.Contains(more, "ranks compute no attention, because the input has 2 heads; ") {
 			t.Errorf("%s: ranks are idle: %v\n%s%s", sets, idle, errs, more)
 		}
 	}
@@ -87,8 +98,11 @@ func TestOperatorChoosesItsMesh(t *testing.T) {
 // An operator job whose degrees leave ranks without a head warns of it, with what to set.
 func TestOperatorsWarnOfIdleRanks(t *testing.T) {
 	for _, c := range []struct{ kind, sets, want, fix string }{
-		{"attention", "parallel.ulysses=4", "parallel.ulysses = 4: 2 of 4 ranks compute no attention, because the input has 2 heads; ", `set parallel.ulysses = [12] and parallel.ring = [24] \(1 replica\), which is|start 2 ranks`},
-		{"gdn", "gdn.strategy=heads", "2 of 4 ranks compute no linear attention, because the input has 2 value heads; ", `set gdn.strategy = "state", which is expected to process`},
+		{"attention", "parallel.ulysses=4",
+			"parallel.ulysses = 4: 2 of 4 ranks compute no attention, because the input has 2 heads; ",
+			`set parallel.ulysses = [12] and parallel.ring = [24] \(1 replica\), which is|start 2 ranks`},
+		{"gdn", "gdn.strategy=heads", "2 of 4 ranks compute no linear attention, because the input has 2 value heads; ",
+			`set gdn.strategy = "state", which is expected to process`},
 		{"gdn", "gdn.strategy=state", "", ""},
 	} {
 		path := operatorJob(t, c.kind)

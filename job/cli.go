@@ -151,7 +151,8 @@ func programVersion() string {
 	if c := vers.Commit(); c != "" {
 		commit = "commit " + c
 	}
-	return fmt.Sprintf("ulysses-mpi %s, %s, %s, %s %s/%s", vers.String, commit, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("ulysses-mpi %s, %s, %s, %s %s/%s", vers.String, commit, mpi, runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 }
 
 // written returns the error of writing to standard output.

@@ -24,21 +24,31 @@ func TestParseArgs(t *testing.T) {
 		err  string
 	}{
 		{args: "job.toml", verb: "run", want: Options{Path: "job.toml"}},
-		{args: "run job.toml --set a=1 -n 4 --set b=2=3", verb: "run", want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2=3"}, Ranks: 4}},
-		{args: "--ranks=2 --set a=1 verify --set=b=2 job.toml", verb: "verify", want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2"}, Ranks: 2}},
+		{args: "run job.toml --set a=1 -n 4 --set b=2=3", verb: "run",
+			want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2=3"}, Ranks: 4}},
+		{args: "--ranks=2 --set a=1 verify --set=b=2 job.toml", verb: "verify",
+			want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2"}, Ranks: 2}},
 		{args: "doctor", verb: "doctor"}, {args: "version", verb: "version"},
-		{args: "", err: "no job file and no verb"}, {args: "run", err: "run: job file is missing"}, {args: "verify", err: "verify: job file is missing"},
-		{args: "job.toml verify", err: "the verb must come first"}, {args: "a.toml b.toml", err: "there are 2 job files: a.toml, b.toml"},
-		{args: "job.toml --ranks 0", err: "--ranks 0: not a number of ranks; set 1 to"}, {args: "job.toml -n x", err: "invalid value"}, {args: "job.toml --rank 2", err: "unknown flag --rank; did you mean --ranks?"},
-		{args: "job.toml --set", err: "flag needs an argument"}, {args: "job.toml --set a", err: "not table.key=value"}, {args: "job.toml --set =a", err: "table.key=value"},
-		{args: "doctor x", err: "doctor has no arguments"}, {args: "version -n 2", err: "version: this verb has no flags"},
+		{args: "", err: "no job file and no verb"}, {args: "run", err: "run: job file is missing"},
+		{args: "verify", err: "verify: job file is missing"},
+		{args: "job.toml verify", err: "the verb must come first"},
+		{args: "a.toml b.toml", err: "there are 2 job files: a.toml, b.toml"},
+		{args: "job.toml --ranks 0", err: "--ranks 0: not a number of ranks; set 1 to"},
+		{args: "job.toml -n x", err: "invalid value"},
+		{args: "job.toml --rank 2", err: "unknown flag --rank; did you mean --ranks?"},
+		{args: "job.toml --set", err: "flag needs an argument"}, {args: "job.toml --set a", err: "not table.key=value"},
+		{args: "job.toml --set =a", err: "table.key=value"},
+		{args: "doctor x", err: "doctor has no arguments"},
+		{args: "version -n 2", err: "version: this verb has no flags"},
 	} {
 		verb, o, err := parseArgs(strings.Fields(c.args))
 		if c.err != "" {
-			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), "--help") {
+			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.err) ||
+				!strings.Contains(err.Error(), "--help") {
 				t.Errorf("%q: %v", c.args, err)
 			}
-		} else if err != nil || verb != c.verb || o.Path != c.want.Path || o.Ranks != c.want.Ranks || strings.Join(o.Sets, " ") != strings.Join(c.want.Sets, " ") {
+		} else if err != nil || verb != c.verb || o.Path != c.want.Path || o.Ranks != c.want.Ranks ||
+			strings.Join(o.Sets, " ") != strings.Join(c.want.Sets, " ") {
 			t.Errorf("%q: %s %+v %v", c.args, verb, o, err)
 		}
 	}
@@ -64,12 +74,14 @@ func TestVerbs(t *testing.T) {
 		{[]string{"version"}, status.OK, "ulysses-mpi " + vers.String, ""},
 		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "export: folder is missing"},
 		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "name a checkpoint and a folder"},
-		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export: --ranks is a flag of run, plan, verify"},
+		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "",
+			"export: --ranks is a flag of run, plan, verify"},
 		{[]string{"export", "nowhere", "b"}, status.IO, "", "checkpoint nowhere: "},
 		{nil, status.InvalidArgument, "", "no job file and no verb"},
 	} {
 		code, out, errs := call(c.args...)
-		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.stderr) || (c.stderr == "") != (errs == "") {
+		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.stderr) ||
+			(c.stderr == "") != (errs == "") {
 			t.Errorf("%v: code %v\nstdout %s\nstderr %s", c.args, code, out, errs)
 		}
 	}
@@ -93,7 +105,8 @@ func TestFaultsThroughTheCommandLine(t *testing.T) {
 		}
 	}
 	code, _, errs := call(path+"x", "--ranks", "2")
-	if code != status.IO || !strings.HasPrefix(errs, "ulysses-mpi: job file "+path+"x: ") || strings.Count(errs, "\n") != 1 {
+	if code != status.IO || !strings.HasPrefix(errs, "ulysses-mpi: job file "+path+"x: ") ||
+		strings.Count(errs, "\n") != 1 {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -127,7 +140,8 @@ func TestDoctor(t *testing.T) {
 	if code != status.OK || errs != "" {
 		t.Fatal(code, errs)
 	}
-	for _, want := range []string{"processor", "kernels", "cores", "memory", "MPI", "launcher", "CUDA plug-in", "missing:"} {
+	for _, want := range []string{"processor", "kernels", "cores", "memory", "MPI", "launcher", "CUDA plug-in",
+		"missing:"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -164,10 +178,12 @@ func TestLineOfDataFaults(t *testing.T) {
 	put(t, job, strings.Replace(text(t, job), "a.txt", "none.txt", 1))
 	line := 1 + strings.Count(text(t, job)[:strings.Index(text(t, job), "none.txt")], "\n")
 	for _, c := range []struct{ set, want string }{
-		{"seed=1", fmt.Sprintf("ulysses-mpi: %s:%d: data.path: %s: no such file", job, line, filepath.Join(dir, "none.txt"))},
+		{"seed=1", fmt.Sprintf("ulysses-mpi: %s:%d: data.path: %s: no such file", job, line,
+			filepath.Join(dir, "none.txt"))},
 		{"data.path=*.none", `ulysses-mpi: --set data.path=*.none: data.path: no file matches "*.none"`},
 	} {
-		if code, _, stderr := call(job, "-n", "2", "--set", c.set); code != status.IO || !strings.Contains(stderr, c.want) {
+		if code, _, stderr := call(job, "-n", "2", "--set", c.set); code != status.IO ||
+			!strings.Contains(stderr, c.want) {
 			t.Errorf("%v: %s, want %s", code, stderr, c.want)
 		}
 	}
@@ -177,7 +193,8 @@ func TestTimeoutIsADuration(t *testing.T) {
 	dir, run := newKept(t)
 	for _, x := range []string{"90", "soon", "-1s"} {
 		t.Setenv("ULYSSES_TIMEOUT", x)
-		if _, err := run(1); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "ULYSSES_TIMEOUT="+x+": not a duration; set for example 90s") {
+		if _, err := run(1); status.Of(err) != status.InvalidArgument ||
+			!strings.Contains(err.Error(), "ULYSSES_TIMEOUT="+x+": not a duration; set for example 90s") {
 			t.Errorf("%s: %v", x, err)
 		}
 	}
@@ -188,7 +205,8 @@ func TestTimeoutIsADuration(t *testing.T) {
 
 func TestMainHoldsFailures(t *testing.T) {
 	dir, _ := newKept(t)
-	for _, args := range [][]string{{"doctor"}, {"plan", filepath.Join(dir, "job.toml")}, {"plan", filepath.Join(dir, "job.toml"), "--search"}} {
+	for _, args := range [][]string{{"doctor"}, {"plan", filepath.Join(dir, "job.toml")},
+		{"plan", filepath.Join(dir, "job.toml"), "--search"}} {
 		if code := Main(args, full{}, io.Discard); code != status.IO {
 			t.Errorf("%v on a full disk: %v", args, code)
 		}
@@ -197,7 +215,8 @@ func TestMainHoldsFailures(t *testing.T) {
 	if code := Main([]string{"version"}, exploding{}, &errs); code != status.Internal {
 		t.Errorf("a panic: %v", code)
 	}
-	if s := errs.String(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "boom") || !strings.Contains(s, "exploding") {
+	if s := errs.String(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "boom") ||
+		!strings.Contains(s, "exploding") {
 		t.Errorf("%q", s)
 	}
 }
@@ -206,12 +225,14 @@ func TestMainHoldsFailures(t *testing.T) {
 // all ranks is printed by rank 0.
 func TestOwnFaultsOfARank(t *testing.T) {
 	host := "node7"
-	for name, value := range map[string]string{"SLURMD_NODENAME": host, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"} {
+	for name, value := range map[string]string{"SLURMD_NODENAME": host, "OMPI_COMM_WORLD_SIZE": "4",
+		"OMPI_COMM_WORLD_LOCAL_SIZE": "4"} {
 		t.Setenv(name, value)
 	}
 	for _, rank := range []string{"0", "2"} {
 		t.Setenv("OMPI_COMM_WORLD_RANK", rank)
-		if code, _, errs := call("job.toml", "--nope"); code != status.InvalidArgument || errs != "ulysses-mpi: rank "+rank+" on node7: unknown flag --nope; see ulysses-mpi --help\n" {
+		if code, _, errs := call("job.toml", "--nope"); code != status.InvalidArgument || errs != "ulysses-mpi: rank "+
+			rank+" on node7: unknown flag --nope; see ulysses-mpi --help\n" {
 			t.Errorf("rank %s: %v: %s", rank, code, errs)
 		}
 	}
@@ -245,7 +266,8 @@ func TestHelp(t *testing.T) {
 	for _, v := range verbs {
 		for _, args := range [][]string{{v.name, "--help"}, {"help", v.name}, {"-h", v.name}} {
 			code, out, errs := call(args...)
-			if code != status.OK || errs != "" || !strings.HasPrefix(out, "usage: ulysses-mpi "+v.use()) || !strings.Contains(out, "\nexample:\n  "+strings.Split(v.example, "\n")[0]) ||
+			if code != status.OK || errs != "" || !strings.HasPrefix(out, "usage: ulysses-mpi "+v.use()) ||
+				!strings.Contains(out, "\nexample:\n  "+strings.Split(v.example, "\n")[0]) ||
 				!strings.Contains(out, "\nexit codes:\n   0  ") {
 				t.Errorf("%v: %v\n%s%s", args, code, out, errs)
 			}
@@ -255,7 +277,8 @@ func TestHelp(t *testing.T) {
 				}
 			}
 			// The exit code of supervise is that of the job.
-			if _, codes, _ := strings.Cut(out, "\nexit codes:"); v.name == "supervise" && !strings.HasSuffix(help("run"), codes) {
+			if _, codes, _ := strings.Cut(out, "\nexit codes:"); v.name == "supervise" &&
+				!strings.HasSuffix(help("run"), codes) {
 				t.Errorf("%v lists other exit codes than run:%s", args, codes)
 			}
 			for _, line := range strings.Split(out, "\n") {
@@ -270,7 +293,8 @@ func TestHelp(t *testing.T) {
 		if row := fmt.Sprintf("\n  %2d  %s\n", x.code, x.meaning); !strings.Contains(out, row) {
 			t.Errorf("ulysses-mpi --help has no line %q", row)
 		}
-		if row := fmt.Sprintf("\n| %d | %s |\n", x.code, x.meaning); !strings.Contains(text(t, "../docs/job-file.md"), row) {
+		if row := fmt.Sprintf("\n| %d | %s |\n", x.code, x.meaning); !strings.Contains(text(t, "../docs/job-file.md"),
+			row) {
 			t.Errorf("docs/job-file.md has no line %q", row)
 		}
 	}
@@ -290,10 +314,12 @@ func TestHelp(t *testing.T) {
 	}
 	// A plan for a GPU of this machine may find none.
 	t.Setenv("ULYSSES_CUDA_PLUGIN", filepath.Join(t.TempDir(), "none.so"))
-	if code, _, errs := call("plan", "../examples/quickstart.toml", "--set", "device.backend=cuda"); code != status.Device || !strings.Contains(help("plan"), fmt.Sprintf("\n%4d  ", code)) {
+	if code, _, errs := call("plan", "../examples/quickstart.toml", "--set",
+		"device.backend=cuda"); code != status.Device || !strings.Contains(help("plan"), fmt.Sprintf("\n%4d  ", code)) {
 		t.Errorf("plan ends with %d: %s\n%s", code, errs, help("plan"))
 	}
-	if ranks := "run N ranks inside this process"; strings.Contains(help("plan"), ranks) || !strings.Contains(help("verify"), ranks) {
+	if ranks := "run N ranks inside this process"; strings.Contains(help("plan"), ranks) ||
+		!strings.Contains(help("verify"), ranks) {
 		t.Errorf("--ranks of plan starts ranks\n%s", help("plan"))
 	}
 }
@@ -302,20 +328,38 @@ func TestHelp(t *testing.T) {
 // error for a mistyped verb names the likely one.
 func TestFlagsAndVerbs(t *testing.T) {
 	for args, want := range map[string]string{
-		"--search plan": "plan: job file is missing", "--cluster c plan a b": "plan: there are 2 job files", "doctor --json": "doctor: --json is a flag of verify, diagnose", "version --json": "version: this verb has no flags",
-		"doctor --ranks 2": "doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml", "doctor --cluster=": "doctor: --cluster: empty; name a file",
-		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: unknown verb; did you mean verify?",
-		"a.toml -x": "unknown flag -x;", "train a.toml": "train: unknown verb; a job file is run without a verb: ulysses-mpi a.toml", "docter": "docter: neither a verb nor a job file; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "there are 2 job files", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
-		"completion bash zsh": "completion: there are 2 shells: bash, zsh", "diagnose a b": "diagnose: there are 2 folders: a, b", "eval a.toml b c": "eval: there are 2 folders: b, c", "help nope": "help nope: unknown verb",
-		"a.toml -n 2.5": `invalid value "2.5" for --ranks: a whole number is needed`, "generate m --top-p x": `invalid value "x" for --top-p: a number is needed`,
-		"generate m --temperature -1": "generate: --temperature -1: set 0 to 1e6", "generate m --temperature nan": "generate: --temperature NaN: set 0 to 1e6", "generate m --top-k -2": "generate: --top-k -2: set 0 or more",
-		"generate m --top-p 2": "generate: --top-p 2: set a number above 0 and at most 1", "generate m --device gpu": "generate: --device gpu: set auto, cpu or cuda", "generate m --dtype fp16": "generate: --dtype fp16: set auto, f32 or bf16",
+		"--search plan": "plan: job file is missing", "--cluster c plan a b": "plan: there are 2 job files",
+		"doctor --json":       "doctor: --json is a flag of verify, diagnose",
+		"version --json":      "version: this verb has no flags",
+		"doctor --ranks 2":    "doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml",
+		"doctor --cluster=":   "doctor: --cluster: empty; name a file",
+		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify",
+		"verfiy a.toml":                  "verfiy: unknown verb; did you mean verify?",
+		"a.toml -x":                      "unknown flag -x;",
+		"train a.toml":                   "train: unknown verb; a job file is run without a verb: ulysses-mpi a.toml",
+		"docter":                         "docter: neither a verb nor a job file; did you mean doctor?",
+		"-ranks 3 -set a= a.toml b.toml": "there are 2 job files",
+		"plan x --cluster":               "flag needs an argument: --cluster",
+		"completion tcsh":                "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
+		"completion bash zsh":            "completion: there are 2 shells: bash, zsh",
+		"diagnose a b":                   "diagnose: there are 2 folders: a, b",
+		"eval a.toml b c":                "eval: there are 2 folders: b, c", "help nope": "help nope: unknown verb",
+		"a.toml -n 2.5":                `invalid value "2.5" for --ranks: a whole number is needed`,
+		"generate m --top-p x":         `invalid value "x" for --top-p: a number is needed`,
+		"generate m --temperature -1":  "generate: --temperature -1: set 0 to 1e6",
+		"generate m --temperature nan": "generate: --temperature NaN: set 0 to 1e6",
+		"generate m --top-k -2":        "generate: --top-k -2: set 0 or more",
+		"generate m --top-p 2":         "generate: --top-p 2: set a number above 0 and at most 1",
+		"generate m --device gpu":      "generate: --device gpu: set auto, cpu or cuda",
+		"generate m --dtype fp16":      "generate: --dtype fp16: set auto, f32 or bf16",
 	} {
-		if code, out, errs := call(strings.Fields(args)...); code != status.InvalidArgument || out != "" || !strings.Contains(errs, want) {
+		if code, out, errs := call(strings.Fields(args)...); code != status.InvalidArgument || out != "" ||
+			!strings.Contains(errs, want) {
 			t.Errorf("%s: %v: %s%s", args, code, out, errs)
 		}
 	}
-	if verb, o, err := parseArgs(strings.Fields("-set a=1 --search -n=3 plan x.toml --set b=1,2")); err != nil || verb != "plan" || !o.search || o.Ranks != 3 || strings.Join(o.Sets, " ") != "a=1 b=1,2" {
+	if verb, o, err := parseArgs(strings.Fields("-set a=1 --search -n=3 plan x.toml --set b=1,2")); err != nil ||
+		verb != "plan" || !o.search || o.Ranks != 3 || strings.Join(o.Sets, " ") != "a=1 b=1,2" {
 		t.Errorf("%s %+v %v", verb, o, err)
 	}
 }
@@ -323,8 +367,10 @@ func TestFlagsAndVerbs(t *testing.T) {
 // A shell completes verbs, the keys of --set and their words, and job files.
 func TestCompletion(t *testing.T) {
 	for args, want := range map[string]string{
-		"pl": "plan\tpredict", "--set optimizer.na": "optimizer.name=\n", "--set optimizer.name=": "optimizer.name=adamw\noptimizer.name=sgd\n",
-		"plan --set data.pack=": "data.pack=true\ndata.pack=false\n", "verify ": "toml\n:8", "completion ": "bash\nfish\npowershell\nzsh\n", "plan --s": "--search",
+		"pl": "plan\tpredict", "--set optimizer.na": "optimizer.name=\n",
+		"--set optimizer.name=": "optimizer.name=adamw\noptimizer.name=sgd\n",
+		"plan --set data.pack=": "data.pack=true\ndata.pack=false\n", "verify ": "toml\n:8",
+		"completion ": "bash\nfish\npowershell\nzsh\n", "plan --s": "--search",
 	} {
 		code, out, errs := call(append([]string{"__complete"}, strings.Split(args, " ")...)...)
 		if code != status.OK || errs != "" || !strings.Contains(out, want) {
@@ -335,7 +381,8 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("verify has no --search: %s", out)
 	}
 	for _, shell := range shellNames() {
-		if code, out, errs := call("completion", shell); code != status.OK || errs != "" || !strings.Contains(out, "ulysses-mpi __complete") && !strings.Contains(out, "__complete") {
+		if code, out, errs := call("completion", shell); code != status.OK || errs != "" ||
+			!strings.Contains(out, "ulysses-mpi __complete") && !strings.Contains(out, "__complete") {
 			t.Errorf("%s: %v\n%s%s", shell, code, out, errs)
 		}
 	}

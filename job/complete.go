@@ -26,7 +26,8 @@ func shellNames() []string { return slices.Sorted(maps.Keys(shells)) }
 func completion(o Options) error {
 	write := shells[o.words[0]]
 	if write == nil {
-		return status.Errorf(status.InvalidArgument, "completion %s: no script for this shell; use %s", o.words[0], strings.Join(shellNames(), ", "))
+		return status.Errorf(status.InvalidArgument, "completion %s: no script for this shell; use %s", o.words[0],
+			strings.Join(shellNames(), ", "))
 	}
 	root := newCommands(&Options{}, func(*verb, *cobra.Command, []string) {})
 	return written(0, write(root, o.Stdout))
@@ -59,8 +60,10 @@ func completeFlags(cmd *cobra.Command) {
 		}
 	}
 	must(cmd.RegisterFlagCompletionFunc("set", completeSet))
-	must(cmd.RegisterFlagCompletionFunc("cluster", cobra.FixedCompletions([]cobra.Completion{"toml"}, cobra.ShellCompDirectiveFilterFileExt)))
-	must(cmd.RegisterFlagCompletionFunc("tensors", cobra.FixedCompletions([]cobra.Completion{"safetensors"}, cobra.ShellCompDirectiveFilterFileExt)))
+	must(cmd.RegisterFlagCompletionFunc("cluster",
+		cobra.FixedCompletions([]cobra.Completion{"toml"}, cobra.ShellCompDirectiveFilterFileExt)))
+	must(cmd.RegisterFlagCompletionFunc("tensors",
+		cobra.FixedCompletions([]cobra.Completion{"safetensors"}, cobra.ShellCompDirectiveFilterFileExt)))
 	must(cmd.RegisterFlagCompletionFunc("log", cobra.FixedCompletions(logForms, cobra.ShellCompDirectiveNoFileComp)))
 	must(cmd.RegisterFlagCompletionFunc("ranks", cobra.NoFileCompletions))
 }

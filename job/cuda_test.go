@@ -26,7 +26,8 @@ import (
 func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	if err := Run(Options{Path: path, Sets: append([]string{"device.backend=cuda"}, sets...), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr}); err != nil {
+	if err := Run(Options{Path: path, Sets: append([]string{"device.backend=cuda"}, sets...), Ranks: ranks,
+		Verbose: true, Stdout: &stdout, Stderr: &stderr}); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	return stdout.String()
@@ -59,7 +60,8 @@ func TestCUDAGoldenTraining(t *testing.T) {
 			out := t.TempDir()
 			sets := []string{"output.dir=" + out, "device.dtype=f32", "device.comm=" + policy}
 			if i%3 == 0 { // in segments, so that models of two layers also offload
-				sets = append(sets, "memory.block_input=offload", "memory.attention=offload", "memory.qkv=recompute", "memory.mlp=offload", "memory.segment=2")
+				sets = append(sets, "memory.block_input=offload", "memory.attention=offload", "memory.qkv=recompute",
+					"memory.mlp=offload", "memory.segment=2")
 			}
 			report := onCUDA(t, filepath.Join(dir, c.Job), c.Ranks, sets...)
 			if !strings.Contains(report, ": equal") {
@@ -69,8 +71,10 @@ func TestCUDAGoldenTraining(t *testing.T) {
 				t.Errorf("nothing was offloaded: %s", report)
 			}
 			for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
-				if !(math.Abs(r.Loss-c.Losses[i]) <= 2e-4) || !(math.Abs(r.GradNorm-c.GradNorms[i]) <= 2e-3*c.GradNorms[i]) {
-					t.Errorf("step %d: loss %.7f, gradient norm %.6f; PyTorch %.7f, %.6f", i+1, r.Loss, r.GradNorm, c.Losses[i], c.GradNorms[i])
+				if !(math.Abs(r.Loss-c.Losses[i]) <= 2e-4) ||
+					!(math.Abs(r.GradNorm-c.GradNorms[i]) <= 2e-3*c.GradNorms[i]) {
+					t.Errorf("step %d: loss %.7f, gradient norm %.6f; PyTorch %.7f, %.6f", i+1, r.Loss, r.GradNorm,
+						c.Losses[i], c.GradNorms[i])
 				}
 			}
 			checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)
@@ -86,7 +90,8 @@ func TestCUDALosses(t *testing.T) {
 		path := filepath.Join(goldens, name, "job.toml")
 		cpu := t.TempDir()
 		common := []string{"train.steps=20", "parallel.ulysses=0", "optimizer.lr=0.001", "output.model=false"}
-		if err := Run(Options{Path: path, Sets: append(common, "output.dir="+cpu), Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+		if err := Run(Options{Path: path, Sets: append(common, "output.dir="+cpu), Ranks: 1, Stdout: io.Discard,
+			Stderr: io.Discard}); err != nil {
 			t.Fatal(err)
 		}
 		want := readMetrics(t, filepath.Join(cpu, "metrics.jsonl"))
@@ -125,9 +130,12 @@ func TestCUDARefusesWideHeads(t *testing.T) {
 	cudatest.Use(t)
 	quick := filepath.Join("..", "examples", "quickstart.toml")
 	var stdout bytes.Buffer
-	err := Run(Options{Path: quick, Ranks: 3, Verbose: true, Stdout: &stdout, Stderr: io.Discard, Sets: []string{"device.backend=cuda", "parallel.ulysses=3", "model.new.num_attention_heads=2",
-		"model.new.num_key_value_heads=1", "model.new.head_dim=258", "output.dir=" + t.TempDir()}})
-	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `head_dim = 258: attention of device cuda supports at most 256`) || stdout.Len() > 0 {
+	err := Run(Options{Path: quick, Ranks: 3, Verbose: true, Stdout: &stdout, Stderr: io.Discard,
+		Sets: []string{"device.backend=cuda", "parallel.ulysses=3", "model.new.num_attention_heads=2",
+			"model.new.num_key_value_heads=1", "model.new.head_dim=258", "output.dir=" + t.TempDir()}})
+	if status.Of(err) != status.Unsupported ||
+		!strings.Contains(err.Error(), `head_dim = 258: attention of device cuda supports at most 256`) ||
+		stdout.Len() > 0 {
 		t.Errorf("%v; printed %q", err, stdout.String())
 	}
 }
@@ -145,13 +153,17 @@ func TestCUDAAttention(t *testing.T) {
 			t.Run(filepath.Base(dir)+" "+dtype, func(t *testing.T) {
 				path := filepath.Join(dir, "job.toml")
 				want, got := filepath.Join(t.TempDir(), "cpu"), filepath.Join(t.TempDir(), "cuda")
-				if err := Run(Options{Path: path, Sets: []string{"attention.output=" + want}, Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+				if err := Run(Options{Path: path, Sets: []string{"attention.output=" + want}, Ranks: 1,
+					Stdout: io.Discard,
+					Stderr: io.Discard}); err != nil {
 					t.Fatal(err)
 				}
 				onCUDA(t, path, 3, "attention.output="+got, "device.dtype="+dtype)
 				compareFiles(t, got, want, limit)
 				var stdout bytes.Buffer
-				err := Verify(Options{Path: path, Sets: []string{"device.backend=cuda", "device.deterministic=true", "attention.output=" + got, "device.dtype=" + dtype},
+				err := Verify(Options{Path: path,
+					Sets: []string{"device.backend=cuda", "device.deterministic=true", "attention.output=" + got,
+						"device.dtype=" + dtype},
 					Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: os.Stderr})
 				if err != nil {
 					t.Errorf("verify: %v\n%s", err, stdout.String())
@@ -205,12 +217,16 @@ func TestCUDAMemoryInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Free()
-	err = Run(Options{Path: filepath.Join(goldens, "llama-adamw-packed", "job.toml"), Sets: []string{"device.backend=cuda", "device.dtype=f32", "device.comm=ipc",
-		"parallel.ulysses=2", "data.batch=512", "output.dir=" + t.TempDir()}, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard})
+	err = Run(Options{Path: filepath.Join(goldens, "llama-adamw-packed", "job.toml"),
+		Sets: []string{"device.backend=cuda", "device.dtype=f32", "device.comm=ipc",
+			"parallel.ulysses=2", "data.batch=512", "output.dir=" + t.TempDir()}, Ranks: 2, Stdout: io.Discard,
+		Stderr: io.Discard})
 	if status.Of(err) != status.OutOfMemory {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"which 2 ranks share, has for each 256.0 MiB, of which contexts, communicators and other processes leave ", "end other processes on the GPU"} {
+	for _, text := range []string{
+		"which 2 ranks share, has for each 256.0 MiB, of which contexts, communicators and other processes leave ",
+		"end other processes on the GPU"} {
 		if !strings.Contains(err.Error(), text) {
 			t.Errorf("%v; want %q", err, text)
 		}

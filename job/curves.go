@@ -45,7 +45,8 @@ func (s *session) curve(r *train.Record) error {
 	if s.curves == nil {
 		return nil
 	}
-	values := map[string]float64{"train/loss": float64(r.Loss), "train/grad_norm": float64(r.GradNorm), "train/lr": r.LR, "train/total_tokens": float64(r.TotalTokens),
+	values := map[string]float64{"train/loss": float64(r.Loss), "train/grad_norm": float64(r.GradNorm),
+		"train/lr": r.LR, "train/total_tokens": float64(r.TotalTokens),
 		"speed/seconds": r.Seconds, "speed/tokens_per_second": r.TokensPerSecond, "speed/model_tflops": r.ModelTFLOPS}
 	if r.AuxLoss != nil {
 		values["train/aux_loss"] = float64(*r.AuxLoss)

@@ -11,11 +11,13 @@ import (
 // Lines of metrics.jsonl are flat; run and total_tokens continue when a run resumes. Each part of
 // the run has an event file, and a new run with output.overwrite removes them.
 func TestCurves(t *testing.T) {
-	dir, run := newKept(t, "checkpoint.every=2", "output.tensorboard=true", "optimizer.schedule=constant", "eval.split=0.2", "eval.every=2")
+	dir, run := newKept(t, "checkpoint.every=2", "output.tensorboard=true", "optimizer.schedule=constant",
+		"eval.split=0.2", "eval.every=2")
 	parts := func() int {
 		files, _ := filepath.Glob(filepath.Join(dir, "out", "tensorboard", "events.out.tfevents.*"))
 		for _, path := range files {
-			if text, err := os.ReadFile(path); err != nil || !bytes.Contains(text, []byte("train/loss")) || !bytes.Contains(text, []byte("eval/loss")) {
+			if text, err := os.ReadFile(path); err != nil || !bytes.Contains(text, []byte("train/loss")) ||
+				!bytes.Contains(text, []byte("eval/loss")) {
 				t.Errorf("%s has no losses: %v", path, err)
 			}
 		}

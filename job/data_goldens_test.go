@@ -70,7 +70,8 @@ func TestGoldenTargets(t *testing.T) {
 			targets, tokens := int64(0), int64(0)
 			for a := range j.Data.Accumulate {
 				for d := range j.Mesh.Replicas {
-					m, err := opened.Train().MicroBatch(int64(step), a, d, j.Mesh.Replicas, j.Data.Batch, j.Data.Accumulate, nil)
+					m, err := opened.Train().MicroBatch(int64(step), a, d, j.Mesh.Replicas, j.Data.Batch,
+						j.Data.Accumulate, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -78,7 +79,8 @@ func TestGoldenTargets(t *testing.T) {
 				}
 			}
 			if targets != want || step < len(c.Tokens) && tokens != c.Tokens[step] {
-				t.Errorf("%s: step %d: %d targets of %d tokens, PyTorch counted %d", c.Name, step+1, targets, tokens, want)
+				t.Errorf("%s: step %d: %d targets of %d tokens, PyTorch counted %d", c.Name, step+1, targets,
+					tokens, want)
 			}
 		}
 		opened.Close()

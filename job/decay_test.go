@@ -30,7 +30,8 @@ func TestDecayGroups(t *testing.T) {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "step.safetensors")
 		args := []string{"verify", job, "-n", ranks, "--tensors", path}
-		for _, s := range append([]string{"optimizer.name=sgd", "optimizer.schedule=constant", "optimizer.warmup=0"}, sets...) {
+		for _, s := range append([]string{"optimizer.name=sgd", "optimizer.schedule=constant", "optimizer.warmup=0"},
+			sets...) {
 			args = append(args, "--set", s)
 		}
 		if code, out, errs := call(args...); code != status.OK {
@@ -45,15 +46,18 @@ func TestDecayGroups(t *testing.T) {
 		return all
 	}
 	before := updated("1", "optimizer.lr=0")
-	for _, mesh := range [][]string{{"1"}, {"2", "parallel.ulysses=2", "parallel.zero=0"}, {"4", "parallel.ulysses=2", "parallel.zero=2"}, {"4", "parallel.ulysses=2", "parallel.zero=3"}} {
+	for _, mesh := range [][]string{{"1"}, {"2", "parallel.ulysses=2", "parallel.zero=0"},
+		{"4", "parallel.ulysses=2", "parallel.zero=2"}, {"4", "parallel.ulysses=2", "parallel.zero=3"}} {
 		sets := append([]string{"optimizer.lr=0.5"}, mesh[1:]...)
-		without, with := updated(mesh[0], sets...), updated(mesh[0], append(sets, groups, "optimizer.weight_decay=0.125")...)
+		without, with := updated(mesh[0], sets...),
+			updated(mesh[0], append(sets, groups, "optimizer.weight_decay=0.125")...)
 		if len(with) != len(before) || len(with) < 10 {
 			t.Fatalf("%d tensors, before %d", len(with), len(before))
 		}
 		for name, x := range with {
 			for i := range x {
-				near.Value(t, name, float64(x[i]), float64(without[name][i])-0.5*value(name)*float64(before[name][i]), 1e-6)
+				near.Value(t, name, float64(x[i]), float64(without[name][i])-0.5*value(name)*float64(before[name][i]),
+					1e-6)
 			}
 		}
 	}
@@ -79,7 +83,8 @@ func TestDecayGroupFaults(t *testing.T) {
 	}
 	drop(t, dir, 6)
 	_, err := run(1, group)
-	expectFault(t, err, status.InvalidConfig, []string{"optimizer.group is [{[*norm*] 0.5}], it was []", `set checkpoint.accept = ["optimizer.group"]`})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"optimizer.group is [{[*norm*] 0.5}], it was []", `set checkpoint.accept = ["optimizer.group"]`})
 	if _, err := run(1, group, "checkpoint.accept=optimizer.group"); err != nil {
 		t.Error(err)
 	}

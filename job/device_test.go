@@ -35,7 +35,8 @@ func late(compute ...tensor.DType) opener {
 }
 
 // runLate runs a job file on test devices and returns its output.
-func runLate(t *testing.T, verb func(Options) error, path string, ranks int, dtype string, sets ...string) (stdout, stderr string, err error) {
+func runLate(t *testing.T, verb func(Options) error, path string, ranks int, dtype string, sets ...string) (stdout,
+	stderr string, err error) {
 	t.Helper()
 	var out, log bytes.Buffer
 	sets = append([]string{"device.backend=auto", "device.dtype=" + dtype}, sets...)
@@ -52,7 +53,8 @@ func TestTrainingJobsOnALateDevice(t *testing.T) {
 		}
 		t.Run(c.Name, func(t *testing.T) {
 			path, here := filepath.Join(dir, c.Job), t.TempDir()
-			if err := Run(Options{Path: path, Sets: []string{"output.dir=" + here}, Ranks: c.Ranks, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+			if err := Run(Options{Path: path, Sets: []string{"output.dir=" + here}, Ranks: c.Ranks, Stdout: io.Discard,
+				Stderr: io.Discard}); err != nil {
 				t.Fatal(err)
 			}
 			want := readMetrics(t, filepath.Join(here, "metrics.jsonl"))
@@ -67,7 +69,8 @@ func TestTrainingJobsOnALateDevice(t *testing.T) {
 					t.Fatalf("%s: %d records, want %d", dtype, len(got), len(want))
 				}
 				for i, r := range got {
-					if d := math.Abs(r.Loss - want[i].Loss); !(d <= limit*math.Abs(want[i].Loss)) || r.TargetTokens != want[i].TargetTokens {
+					if d := math.Abs(r.Loss - want[i].Loss); !(d <= limit*math.Abs(want[i].Loss)) ||
+						r.TargetTokens != want[i].TargetTokens {
 						t.Errorf("%s, step %d: loss %.7f, on the CPU %.7f", dtype, i+1, r.Loss, want[i].Loss)
 					}
 				}
@@ -77,12 +80,14 @@ func TestTrainingJobsOnALateDevice(t *testing.T) {
 				if dtype == "auto" {
 					dtype = "bf16"
 				}
-				for _, w := range []string{"device: fake test device, kernels", "computing in " + dtype + ": asked for", "communicator: fake: the only one"} {
+				for _, w := range []string{"device: fake test device, kernels", "computing in " + dtype + ": asked for",
+					"communicator: fake: the only one"} {
 					if !strings.Contains(stderr, w) {
 						t.Errorf("the log does not say %q: %s", w, stderr)
 					}
 				}
-				if !strings.Contains(stdout, ": equal") || strings.Contains(stdout, "master weights") != (dtype == "bf16") {
+				if !strings.Contains(stdout, ": equal") ||
+					strings.Contains(stdout, "master weights") != (dtype == "bf16") {
 					t.Errorf("bytes sent, or masters: %s", stdout)
 				}
 			}
@@ -102,7 +107,9 @@ func TestAttentionJobsOnALateDevice(t *testing.T) {
 			t.Run(fmt.Sprint(filepath.Base(dir), ranks), func(t *testing.T) {
 				path, out := filepath.Join(dir, "job.toml"), t.TempDir()
 				cpu, full, half := filepath.Join(out, "cpu"), filepath.Join(out, "f32"), filepath.Join(out, "bf16")
-				if err := Run(Options{Path: path, Sets: []string{"attention.output=" + cpu}, Ranks: ranks, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+				if err := Run(Options{Path: path, Sets: []string{"attention.output=" + cpu}, Ranks: ranks,
+					Stdout: io.Discard,
+					Stderr: io.Discard}); err != nil {
 					t.Fatal(err)
 				}
 				for dtype, file := range map[string]string{"f32": full, "bf16": half} {
@@ -158,8 +165,10 @@ func TestVerifyOnALateDevice(t *testing.T) {
 			continue
 		}
 		for _, dtype := range []string{"f32", "bf16"} {
-			stdout, stderr, err := runLate(t, Verify, filepath.Join(dir, c.Job), 4, dtype, "output.dir="+t.TempDir(), "parallel.ulysses=2")
-			if err != nil || !strings.Contains(stdout, "("+dtype+",") || !strings.HasPrefix(stdout, "within tolerance: ") {
+			stdout, stderr, err := runLate(t, Verify, filepath.Join(dir, c.Job), 4, dtype, "output.dir="+t.TempDir(),
+				"parallel.ulysses=2")
+			if err != nil || !strings.Contains(stdout, "("+dtype+",") ||
+				!strings.HasPrefix(stdout, "within tolerance: ") {
 				t.Errorf("%s in %s: %v\n%s%s", c.Name, dtype, err, stdout, stderr)
 			}
 		}
@@ -167,7 +176,8 @@ func TestVerifyOnALateDevice(t *testing.T) {
 	}
 	dir := filepath.Join(goldens, "attention-gqa-packed")
 	for _, dtype := range []string{"f32", "bf16"} {
-		stdout, stderr, err := runLate(t, Verify, filepath.Join(dir, "job.toml"), 3, dtype, "attention.output="+filepath.Join(t.TempDir(), "x"))
+		stdout, stderr, err := runLate(t, Verify, filepath.Join(dir, "job.toml"), 3, dtype,
+			"attention.output="+filepath.Join(t.TempDir(), "x"))
 		if err != nil {
 			t.Errorf("%s: %v\n%s%s", dtype, err, stdout, stderr)
 		}
@@ -180,7 +190,8 @@ func TestLateAttentionRefusesNaN(t *testing.T) {
 	x[(5*2+1)*4+3] = float32(math.NaN())
 	path := filepath.Join(t.TempDir(), "in.safetensors")
 	if err := tensor.WriteSafetensors(path, nil, []tensor.Item{{Name: "q", Tensor: tensor.OfFloat32(y, 6, 2, 4)},
-		{Name: "k", Tensor: tensor.OfFloat32(x, 6, 2, 4)}, {Name: "v", Tensor: tensor.OfFloat32(y, 6, 2, 4)}}); err != nil {
+		{Name: "k", Tensor: tensor.OfFloat32(x, 6, 2, 4)},
+		{Name: "v", Tensor: tensor.OfFloat32(y, 6, 2, 4)}}); err != nil {
 		t.Fatal(err)
 	}
 	job := filepath.Join(t.TempDir(), "job.toml")
@@ -194,12 +205,15 @@ func TestLateAttentionRefusesNaN(t *testing.T) {
 func TestTypesOfTheDevice(t *testing.T) {
 	dir := filepath.Join(goldens, "attention-gqa-packed")
 	sets := []string{"attention.output=" + filepath.Join(t.TempDir(), "x"), "device.backend=auto", "device.dtype=bf16"}
-	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard, open: late(tensor.F32)})
-	expectFault(t, err, status.Unsupported, []string{"--set device.dtype=bf16", "fake computes in f32", `set it to "auto"`})
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 2, Stdout: io.Discard,
+		Stderr: io.Discard, open: late(tensor.F32)})
+	expectFault(t, err, status.Unsupported,
+		[]string{"--set device.dtype=bf16", "fake computes in f32", `set it to "auto"`})
 	for dtype, want := range map[string]tensor.DType{"auto": tensor.BF16, "f32": tensor.F32, "bf16": tensor.BF16} {
 		j := file.Default()
 		j.Device.DType = dtype
-		if got, err := j.ComputeType(device.Info{Compute: []tensor.DType{tensor.BF16, tensor.F32}}); err != nil || got != want {
+		if got, err := j.ComputeType(device.Info{Compute: []tensor.DType{tensor.BF16, tensor.F32}}); err != nil ||
+			got != want {
 			t.Errorf("%s: %v, %v", dtype, got, err)
 		}
 	}
@@ -223,8 +237,10 @@ func TestJobsOnThePlugin(t *testing.T) {
 		}{{"f32", "auto", 2e-4}, {"bf16", "ipc", 1e-2}, {"auto", "local", 1e-2}} {
 			out := t.TempDir()
 			var stdout, stderr bytes.Buffer
-			err := Run(Options{Path: filepath.Join(dir, c.Job), Ranks: c.Ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr,
-				Sets: []string{"device.backend=cuda", "device.dtype=" + x.dtype, "device.comm=" + x.comm, "train.steps=3", "output.dir=" + out}})
+			err := Run(Options{Path: filepath.Join(dir, c.Job), Ranks: c.Ranks, Verbose: true, Stdout: &stdout,
+				Stderr: &stderr,
+				Sets: []string{"device.backend=cuda", "device.dtype=" + x.dtype, "device.comm=" + x.comm,
+					"train.steps=3", "output.dir=" + out}})
 			if err != nil {
 				t.Fatal(c.Name, x, err, stderr.String())
 			}
@@ -234,7 +250,8 @@ func TestJobsOnThePlugin(t *testing.T) {
 					t.Errorf("%s, %v, step %d: loss %.7f, PyTorch %.7f", c.Name, x, i+1, r.Loss, c.Losses[i])
 				}
 			}
-			if !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "of the device") || !strings.Contains(stderr.String(), "device: cuda") {
+			if !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "of the device") ||
+				!strings.Contains(stderr.String(), "device: cuda") {
 				t.Errorf("%s, %v: %s%s", c.Name, x, stdout.String(), stderr.String())
 			}
 		}
@@ -246,7 +263,8 @@ func TestJobsOnThePlugin(t *testing.T) {
 	}{{"f32", 2e-5}, {"bf16", 2e-2}} {
 		file := filepath.Join(t.TempDir(), "out")
 		sets := []string{"device.backend=cuda", "device.dtype=" + x.dtype, "attention.output=" + file}
-		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 3, Sets: sets, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 3, Sets: sets, Stdout: io.Discard,
+			Stderr: io.Discard}); err != nil {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
@@ -257,7 +275,8 @@ func TestJobsOnThePlugin(t *testing.T) {
 			}
 		}
 		var stdout bytes.Buffer
-		if err := Verify(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Sets: sets, Verbose: true, Stdout: &stdout, Stderr: io.Discard}); err != nil {
+		if err := Verify(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Sets: sets, Verbose: true,
+			Stdout: &stdout, Stderr: io.Discard}); err != nil {
 			t.Errorf("verify in %s: %v\n%s", x.dtype, err, stdout.String())
 		}
 	}

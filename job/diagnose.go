@@ -33,7 +33,8 @@ func diagnose(o Options) error {
 	fmt.Fprintln(w, "ranks\thost\tsteps\tstate\toperation\ts\twaits for")
 	for _, run := range groupAlike(d.Ranks) {
 		s := &run[0]
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%.1f\t%s\n", span(run), dash(s.Host), s.Step, s.Condition, dash(s.Operation), s.Seconds, dash(some(s.Awaits)))
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%.1f\t%s\n", span(run), dash(s.Host), s.Step, s.Condition,
+			dash(s.Operation), s.Seconds, dash(some(s.Awaits)))
 	}
 	fmt.Fprintf(w, "\n%s\n", d.Text)
 	for _, c := range d.Culprits {
@@ -47,7 +48,8 @@ func diagnose(o Options) error {
 // groupAlike groups consecutive ranks of one host that do the same.
 func groupAlike(all []flight.Standing) (runs [][]flight.Standing) {
 	same := func(a, b *flight.Standing) bool {
-		return a.Host == b.Host && a.Condition == b.Condition && a.Operation == b.Operation && a.Step == b.Step && fmt.Sprint(a.Awaits) == fmt.Sprint(b.Awaits)
+		return a.Host == b.Host && a.Condition == b.Condition && a.Operation == b.Operation && a.Step == b.Step &&
+			fmt.Sprint(a.Awaits) == fmt.Sprint(b.Awaits)
 	}
 	for i := range all {
 		if n := len(runs); n > 0 && same(&runs[n-1][0], &all[i]) {

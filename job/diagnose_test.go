@@ -37,7 +37,9 @@ func TestDiagnoseVerb(t *testing.T) {
 	}
 	for _, folder := range []string{out, dir} {
 		code, stdout, stderr := call("diagnose", folder)
-		for _, want := range []string{"0-5    n1    0      waiting", "rank 6 on host n1 is late; 7 ranks wait for it in all-reduce #3", "stacks of rank 6: " + flight.StackFile(dir, 6)} {
+		for _, want := range []string{"0-5    n1    0      waiting",
+			"rank 6 on host n1 is late; 7 ranks wait for it in all-reduce #3", "stacks of rank 6: " +
+				flight.StackFile(dir, 6)} {
 			if code != status.OK || !strings.Contains(stdout, want) {
 				t.Errorf("exit %v, not %q:\n%s%s", code, want, stdout, stderr)
 			}
@@ -49,10 +51,12 @@ func TestDiagnoseVerb(t *testing.T) {
 	ranks[6].Begin("all-reduce", all, 3, 64, false, 0) // continued, when the launcher ends the job
 	_, stdout, _ := call("diagnose", dir, "--json")
 	var d flight.Diagnosis
-	if err := json.Unmarshal([]byte(stdout), &d); err != nil || len(d.Culprits) != 1 || d.Culprits[0].Rank != 6 || d.Culprits[0].Waiting != 7 {
+	if err := json.Unmarshal([]byte(stdout), &d); err != nil || len(d.Culprits) != 1 || d.Culprits[0].Rank != 6 ||
+		d.Culprits[0].Waiting != 7 {
 		t.Errorf("%+v %v", d, err)
 	}
-	if code, _, stderr := call("diagnose", t.TempDir()); code != status.IO || !strings.Contains(stderr, "has no records of the flight recorder") {
+	if code, _, stderr := call("diagnose", t.TempDir()); code != status.IO ||
+		!strings.Contains(stderr, "has no records of the flight recorder") {
 		t.Errorf("exit %v: %s", code, stderr)
 	}
 }
@@ -65,7 +69,9 @@ func TestDiagnoseKilledProcess(t *testing.T) {
 		t.Fatalf("the run was not killed: %s", text)
 	}
 	code, stdout, stderr := call("diagnose", filepath.Join(dir, "out"))
-	if code != status.OK || !strings.Contains(stdout, "the process of all ranks (pid ") || !strings.Contains(stdout, "kernel's log") || strings.Contains(stdout, "network") || strings.Contains(stdout, "is late") {
+	if code != status.OK || !strings.Contains(stdout, "the process of all ranks (pid ") ||
+		!strings.Contains(stdout, "kernel's log") || strings.Contains(stdout, "network") ||
+		strings.Contains(stdout, "is late") {
 		t.Errorf("exit %v: %s%s", code, stdout, stderr)
 	}
 }

@@ -18,22 +18,27 @@ func TestCUDAExperts(t *testing.T) {
 	cudatest.Use(t)
 	oss := `model.new={model_type="gpt_oss", vocab_size=256, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
 		num_local_experts=5, num_experts_per_tok=2, sliding_window=16, max_position_embeddings=131072}`
-	for name, model := range map[string]string{"qwen3_moe": newDividedModel(), "gpt_oss": strings.Join(strings.Fields(oss), " ")} {
+	for name, model := range map[string]string{"qwen3_moe": newDividedModel(),
+		"gpt_oss": strings.Join(strings.Fields(oss), " ")} {
 		dir, run := newKept(t, model, "train.steps=3", "checkpoint.every=0")
 		if _, err := run(1, "device.backend=cpu", "device.dtype=f32"); err != nil {
 			t.Fatal(err)
 		}
 		want := losses(t, dir)
 		for _, sets := range [][]string{
-			{"device.comm=ipc"}, {"device.comm=ipc", "parallel.experts=2", "parallel.zero=3"}, {"device.comm=mpi", "parallel.experts=4", "parallel.zero=1"},
+			{"device.comm=ipc"}, {"device.comm=ipc", "parallel.experts=2", "parallel.zero=3"},
+			{"device.comm=mpi", "parallel.experts=4", "parallel.zero=1"},
 		} {
-			report := onCUDA(t, filepath.Join(dir, "job.toml"), 4, append(slices.Clone(sets), model, "train.steps=3", "checkpoint.every=0", "device.dtype=f32", "output.overwrite=true")...)
+			report := onCUDA(t, filepath.Join(dir, "job.toml"), 4,
+				append(slices.Clone(sets), model, "train.steps=3", "checkpoint.every=0", "device.dtype=f32",
+					"output.overwrite=true")...)
 			if !strings.Contains(report, ": equal") {
 				t.Errorf("%s %v: bytes sent are not the formula's: %s", name, sets, report)
 			}
 			for i, l := range losses(t, dir) {
 				if !(math.Abs(l-want[i]) <= 2e-4) {
-					t.Errorf("%s %v: %s", name, sets, fmt.Sprintf("step %d has loss %.7f, on the CPU %.7f", i+1, l, want[i]))
+					t.Errorf("%s %v: %s", name, sets,
+						fmt.Sprintf("step %d has loss %.7f, on the CPU %.7f", i+1, l, want[i]))
 				}
 			}
 		}

@@ -90,7 +90,8 @@ func checkpointsOfDividedExperts(t *testing.T, sets ...string) {
 // Samples and evaluations in a run with divided experts equal the ones on one rank, also if some
 // ranks have no sequence to evaluate.
 func TestEvaluationsWithDividedExperts(t *testing.T) {
-	sets := []string{"optimizer.expert_bias_rate=0.05", "eval.every=2", `eval.sample=["the cat "]`, "eval.sample_tokens=8", "data.pack=false"}
+	sets := []string{"optimizer.expert_bias_rate=0.05", "eval.every=2", `eval.sample=["the cat "]`,
+		"eval.sample_tokens=8", "data.pack=false"}
 	var want []sampleLine
 	var loss []float64
 	for _, x := range []struct {
@@ -98,15 +99,18 @@ func TestEvaluationsWithDividedExperts(t *testing.T) {
 		sets  []string
 	}{
 		{1, []string{"parallel.ulysses=1"}}, {2, []string{"parallel.ulysses=2", "parallel.experts=2"}},
-		{4, []string{"parallel.ulysses=2", "parallel.experts=4", "parallel.zero=3"}}, {4, []string{"parallel.ulysses=4", "parallel.experts=2", "parallel.zero=1"}},
+		{4, []string{"parallel.ulysses=2", "parallel.experts=4", "parallel.zero=3"}},
+		{4, []string{"parallel.ulysses=4", "parallel.experts=2", "parallel.zero=1"}},
 	} {
 		dir, _ := newDivided(t)
 		var files []string
-		for i, text := range []string{"the cat sat.\n", "a longer line about the mat on which a cat has sat for a while\n", "so it goes, on and on\n"} {
+		for i, text := range []string{"the cat sat.\n",
+			"a longer line about the mat on which a cat has sat for a while\n", "so it goes, on and on\n"} {
 			files = append(files, fmt.Sprintf("%q", filepath.Join(dir, fmt.Sprintf("eval%d.txt", i))))
 			put(t, filepath.Join(dir, fmt.Sprintf("eval%d.txt", i)), text)
 		}
-		all := append([]string{newDividedModel(), "eval.path=[" + strings.Join(files, ",") + "]"}, append(slices.Clone(sets), x.sets...)...)
+		all := append([]string{newDividedModel(), "eval.path=[" + strings.Join(files, ",") + "]"},
+			append(slices.Clone(sets), x.sets...)...)
 		got := sampled(t, dir, opener{}, x.ranks, all...)
 		var losses []float64
 		for _, e := range readEvals(t, dir) {
@@ -131,7 +135,8 @@ func TestEvaluationsWithDividedExperts(t *testing.T) {
 
 // newDividedModel returns the setting of newDivided's model.
 func newDividedModel() string {
-	return strings.Join(strings.Fields(`model.new={model_type="qwen3_moe", vocab_size=256, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+	return strings.Join(
+		strings.Fields(`model.new={model_type="qwen3_moe", vocab_size=256, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
 		head_dim=8, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=[1], output_router_logits=true, router_aux_loss_coef=0.01}`), " ")
 }
 
@@ -144,7 +149,8 @@ func TestAdaptersWithDividedExperts(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := losses(t, dir)
-		for _, sets := range [][]string{{"parallel.experts=2", "parallel.zero=3"}, {"parallel.experts=4", "parallel.ulysses=2", "parallel.zero=1"}} {
+		for _, sets := range [][]string{{"parallel.experts=2", "parallel.zero=3"},
+			{"parallel.experts=4", "parallel.ulysses=2", "parallel.zero=1"}} {
 			drop(t, dir, 2, 3)
 			if _, err := run(4, append([]string{freeze}, sets...)...); err != nil {
 				t.Fatal(err)
@@ -155,14 +161,17 @@ func TestAdaptersWithDividedExperts(t *testing.T) {
 				}
 			}
 			merged := filepath.Join(t.TempDir(), "merged")
-			if code, _, errs := call("export", "--merge", filepath.Join(dir, "out", "checkpoints"), merged); code != status.OK {
+			if code, _, errs := call("export", "--merge", filepath.Join(dir, "out", "checkpoints"),
+				merged); code != status.OK {
 				t.Fatalf("export --merge: %v: %s", code, errs)
 			}
 		}
 	}
 	dir, _ := newDivided(t)
-	for _, sets := range []string{"parallel.experts=2 parallel.ulysses=2 parallel.zero=3", "parallel.experts=4 parallel.ulysses=1 train.freeze=[\"*.experts.*\"]"} {
-		args := []string{"verify", filepath.Join(dir, "job.toml"), "-n", "4", "--set", newDividedModel(), "--set", "optimizer.name=sgd"}
+	for _, sets := range []string{"parallel.experts=2 parallel.ulysses=2 parallel.zero=3",
+		"parallel.experts=4 parallel.ulysses=1 train.freeze=[\"*.experts.*\"]"} {
+		args := []string{"verify", filepath.Join(dir, "job.toml"), "-n", "4", "--set", newDividedModel(), "--set",
+			"optimizer.name=sgd"}
 		for _, set := range strings.Fields(sets) {
 			args = append(args, "--set", set)
 		}

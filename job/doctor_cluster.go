@@ -22,7 +22,9 @@ import (
 // The exit code is that of the first finding.
 func doctorCluster(o Options) error {
 	o.verb, o.Path = "doctor", o.cluster
-	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: func(text string) { fmt.Fprintln(o.Stderr, "ulysses-mpi: "+text) }}
+	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: func(text string) {
+		fmt.Fprintln(o.Stderr, "ulysses-mpi: "+text)
+	}}
 	return launch.Start(start, func(r launch.Rank) (error, bool) { return clusterRank(r, &o) })
 }
 
@@ -67,7 +69,8 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, onNode int, o
 	if err := sameCommand(world, o); err != nil {
 		return nil, err
 	}
-	s := &cluster.Subject{Host: host, LocalRank: localRank(world), Version: programVersion(), Program: "/proc/self/exe", Variables: cluster.Variables(os.Environ()), Interfaces: cluster.Interfaces()}
+	s := &cluster.Subject{Host: host, LocalRank: localRank(world), Version: programVersion(), Program: "/proc/self/exe",
+		Variables: cluster.Variables(os.Environ()), Interfaces: cluster.Interfaces()}
 	if _, err := os.Stat(s.Program); err != nil {
 		s.Program, _ = os.Executable()
 	}
@@ -119,7 +122,8 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, onNode int, o
 
 // openFor opens this rank's device as the job asks for it.
 func openFor(j *file.Job, threads, localRank, onNode int) (device.Device, tensor.DType, error) {
-	d, _, err := backends.Open(backends.Choice{Backend: j.Device.Backend, Threads: threads, LocalRank: localRank, RanksOnNode: onNode, Deterministic: j.Device.Deterministic})
+	d, _, err := backends.Open(backends.Choice{Backend: j.Device.Backend, Threads: threads, LocalRank: localRank,
+		RanksOnNode: onNode, Deterministic: j.Device.Deterministic})
 	if err != nil {
 		return nil, tensor.Invalid, err
 	}

@@ -32,7 +32,8 @@ func wants(t *testing.T, out string, wants ...string) {
 
 func TestDoctorWithoutPlugin(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
-	wants(t, runDoctor(t), " CUDA plug-in none", "\n CUDA plug-in: jobs run on the CPU", "make cuda", "\n GPUs ", "\n NCCL unknown")
+	wants(t, runDoctor(t), " CUDA plug-in none", "\n CUDA plug-in: jobs run on the CPU", "make cuda", "\n GPUs ",
+		"\n NCCL unknown")
 	path := filepath.Join(t.TempDir(), "broken.so")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -57,7 +58,8 @@ func TestDoctorFindsABuiltPlugin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wants(t, out, " CUDA plug-in not found, though "+here+"/build/cuda/libulysses_cuda.so is built", "set ULYSSES_CUDA_PLUGIN="+here+"/build/cuda/libulysses_cuda.so")
+	wants(t, out, " CUDA plug-in not found, though "+here+"/build/cuda/libulysses_cuda.so is built",
+		"set ULYSSES_CUDA_PLUGIN="+here+"/build/cuda/libulysses_cuda.so")
 	if strings.Contains(out, "make cuda") {
 		t.Errorf("doctor advises what has been done:\n%s", out)
 	}
@@ -74,7 +76,8 @@ func TestDoctorOnGPUs(t *testing.T) {
 	}
 	for _, library := range []string{"cuBLASLt", "cuDNN", "NVRTC", "NCCL"} {
 		wants(t, out, "\n "+library+" ")
-		if regexp.MustCompile("\n "+library+" (not|needs) ").MatchString(out) && !regexp.MustCompile(`\n `+library+`: .+\n .+\n`).MatchString(out) {
+		if regexp.MustCompile("\n "+library+" (not|needs) ").MatchString(out) &&
+			!regexp.MustCompile(`\n `+library+`: .+\n .+\n`).MatchString(out) {
 			t.Errorf("%s is missing without its costs and fix in\n%s", library, out)
 		}
 	}
@@ -95,19 +98,22 @@ func TestDoctorOfAJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := []string{"doctor", "--cluster", path, "--ranks", "3", "--set", "output.dir=" + filepath.Join(dir, "out")}
-	if code, out, errs := call(args...); code != status.InvalidConfig || out != "" || !strings.Contains(errs, "data.path: missing") {
+	if code, out, errs := call(args...); code != status.InvalidConfig || out != "" ||
+		!strings.Contains(errs, "data.path: missing") {
 		t.Errorf("%v: %s%s", code, out, errs)
 	}
 	args = append(args, "--set", "data.path="+filepath.Join(dir, "text.txt"), "--set", "device.backend=cpu")
 	code, out, errs := call(args...)
-	if want := "\ndata.path: ranks 0, 1, 2 on "; code != status.IO || errs != "" || !strings.Contains(out, want) || !strings.Contains(out, "text.txt: no such file") {
+	if want := "\ndata.path: ranks 0, 1, 2 on "; code != status.IO || errs != "" || !strings.Contains(out, want) ||
+		!strings.Contains(out, "text.txt: no such file") {
 		t.Errorf("%v, not %q: %s%s", code, want, out, errs)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "text.txt"), []byte("the cat sat on the mat"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	code, out, errs = call(args...)
-	if rest := regexp.MustCompile(`(?m)^slow (device|link): .*\n\n`).ReplaceAllString(out, ""); errs != "" || strings.Count(rest, "\n\n") != 1 || len(rest) == len(out) && code != status.OK {
+	if rest := regexp.MustCompile(`(?m)^slow (device|link): .*\n\n`).ReplaceAllString(out, ""); errs != "" ||
+		strings.Count(rest, "\n\n") != 1 || len(rest) == len(out) && code != status.OK {
 		t.Errorf("%v: %s%s", code, out, errs)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 2 {

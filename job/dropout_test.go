@@ -25,20 +25,23 @@ func TestDropoutIsTheSameOnEveryMesh(t *testing.T) {
 		}
 		for i := range want {
 			if want[i] == none[i] || want[i] == other[i] {
-				t.Errorf("%s: step %d: loss %v, without dropout %v, with another seed %v", name, i+1, want[i], none[i], other[i])
+				t.Errorf("%s: step %d: loss %v, without dropout %v, with another seed %v", name, i+1, want[i], none[i],
+					other[i])
 			}
 		}
 		for _, m := range []struct {
 			ranks, ulysses, ring int
 			sets                 string
 		}{
-			{2, 2, 1, ""}, {4, 2, 2, "parallel.zero=3"}, {3, 1, 3, ""}, {4, 2, 1, ""}, {2, 1, 1, "parallel.zero=1"}, {2, 2, 1, "memory.attention=recompute"},
+			{2, 2, 1, ""}, {4, 2, 2, "parallel.zero=3"}, {3, 1, 3, ""}, {4, 2, 1, ""}, {2, 1, 1, "parallel.zero=1"},
+			{2, 2, 1, "memory.attention=recompute"},
 			{2, 2, 1, "memory.head_groups=2"}, {4, 2, 2, "parallel.overlap=on"},
 		} {
 			if strings.Contains(m.sets, "groups") && name != "llama-sgd-packed" { // others have one key head
 				continue
 			}
-			sets := append([]string{with, fmt.Sprintf("parallel.ulysses=%d", m.ulysses), fmt.Sprintf("parallel.ring=%d", m.ring), "data.global_batch=4"}, strings.Fields(m.sets)...)
+			sets := append([]string{with, fmt.Sprintf("parallel.ulysses=%d", m.ulysses),
+				fmt.Sprintf("parallel.ring=%d", m.ring), "data.global_batch=4"}, strings.Fields(m.sets)...)
 			got, _ := trained(t, path, m.ranks, sets...)
 			for i := range want {
 				if d := math.Abs(got[i] - want[i]); !(d <= 2e-6*want[i]) {

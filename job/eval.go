@@ -45,7 +45,9 @@ func (o *Options) evaluationOf(folder string) ([]string, error) {
 			return nil, err
 		}
 		if folder = j.CheckpointDir(); train.FindCheckpoint(folder) == "" {
-			return nil, status.Errorf(status.InvalidConfig, "%s: the job has no checkpoint in %s; name a checkpoint or a model folder after the job file", o.verb, folder)
+			return nil, status.Errorf(status.InvalidConfig,
+				"%s: the job has no checkpoint in %s; name a checkpoint or a model folder after the job file",
+				o.verb, folder)
 		}
 	}
 	has := func(name string) bool {
@@ -62,13 +64,18 @@ func (o *Options) evaluationOf(folder string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		sets = append(sets, "checkpoint.resume=auto", "lora.init="+path, fmt.Sprint("lora.rank=", l.Rank), "lora.alpha="+file.TOML(l.Alpha), fmt.Sprint("lora.rslora=", l.RSLoRA), "lora.targets="+file.TOML(l.Targets))
+		sets = append(sets, "checkpoint.resume=auto", "lora.init="+path, fmt.Sprint("lora.rank=", l.Rank),
+			"lora.alpha="+file.TOML(l.Alpha), fmt.Sprint("lora.rslora=", l.RSLoRA),
+			"lora.targets="+file.TOML(l.Targets))
 	case has("config.json"):
 		sets = append(sets, "checkpoint.resume=auto", "model.new={}", "model.path="+path)
 	case !has("."):
-		return nil, status.Errorf(status.InvalidConfig, "%s: %s: no such folder; name a checkpoint or a model folder", o.verb, folder)
+		return nil, status.Errorf(status.InvalidConfig, "%s: %s: no such folder; name a checkpoint or a model folder",
+			o.verb, folder)
 	default:
-		return nil, status.Errorf(status.InvalidConfig, "%s: %s has neither checkpoints (step-NNNNNNNN), nor config.json, nor %s; name another folder", o.verb, folder, model.AdapterConfigFile)
+		return nil, status.Errorf(status.InvalidConfig,
+			"%s: %s has neither checkpoints (step-NNNNNNNN), nor config.json, nor %s; name another folder", o.verb,
+			folder, model.AdapterConfigFile)
 	}
 	return append(slices.Clone(o.Sets), sets...), nil
 }

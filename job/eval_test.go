@@ -50,27 +50,32 @@ func TestEvalCheckpoint(t *testing.T) {
 		checkpoints := filepath.Join(dir, "out", "checkpoints")
 		for _, x := range all {
 			path := filepath.Join(checkpoints, fmt.Sprintf("step-%08d", x.Step))
-			for _, mesh := range [][]string{{"1"}, {"2", "parallel.ulysses=2"}, {"4", "parallel.ulysses=2", "parallel.zero=3"}} {
+			for _, mesh := range [][]string{{"1"}, {"2", "parallel.ulysses=2"},
+				{"4", "parallel.ulysses=2", "parallel.zero=3"}} {
 				var ranks int
 				fmt.Sscan(mesh[0], &ranks)
 				got := evaluatedWith(t, dir, path, ranks, append(slices.Clone(sets), mesh[1:]...)...)
-				if !(math.Abs(*got.Loss-*x.Loss) < 2e-6) || got.Tokens != x.Tokens || got.Checkpoint != filepath.Base(path) {
+				if !(math.Abs(*got.Loss-*x.Loss) < 2e-6) || got.Tokens != x.Tokens ||
+					got.Checkpoint != filepath.Base(path) {
 					t.Errorf("%v, %s: %+v %v, in the run %+v %v", mesh, path, got, *got.Loss, x, *x.Loss)
 				}
 			}
 		}
 		last := all[len(all)-1]
 		for _, folder := range []string{checkpoints, ""} {
-			if got := evaluatedWith(t, dir, folder, 1, sets...); *got.Loss != *evaluatedWith(t, dir, filepath.Join(checkpoints, fmt.Sprintf("step-%08d", last.Step)), 1, sets...).Loss {
+			if got := evaluatedWith(t, dir, folder, 1, sets...); *got.Loss != *evaluatedWith(t, dir,
+				filepath.Join(checkpoints, fmt.Sprintf("step-%08d", last.Step)), 1, sets...).Loss {
 				t.Errorf("%q: %v", folder, *got.Loss)
 			}
 		}
 	}
 	t.Run("sets", func(t *testing.T) {
 		dir, run := newTracked(t, "")
-		sets := []string{"train.steps=3", "checkpoint.every=1", "checkpoint.keep=9", "eval.every=1", "output.trace=[1, 2]"}
+		sets := []string{"train.steps=3", "checkpoint.every=1", "checkpoint.keep=9", "eval.every=1",
+			"output.trace=[1, 2]"}
 		train(t, dir, run, sets)
-		want, got := evaluatedWith(t, dir, "", 2, sets...), evaluatedWith(t, dir, filepath.Join(dir, "out", "model"), 2, sets...)
+		want, got := evaluatedWith(t, dir, "", 2, sets...),
+			evaluatedWith(t, dir, filepath.Join(dir, "out", "model"), 2, sets...)
 		if *want.Loss != *got.Loss || want.A != got.A || want.B != got.B || want.A == want.B {
 			t.Errorf("checkpoint %+v, model folder %+v", want, got)
 		}
@@ -81,15 +86,19 @@ func TestEvalCheckpoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		train(t, dir, run, []string{"model.new={}", "model.path=" + models, "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9", "train.steps=2", "eval.split=0.3", "eval.every=1",
+		train(t, dir, run, []string{"model.new={}", "model.path=" + models, "data.tokenizer=bytes", "data.sequence=40",
+			"checkpoint.every=1", "checkpoint.keep=9", "train.steps=2", "eval.split=0.3", "eval.every=1",
 			`train.freeze=["*embed_tokens*", "*.mlp.*"]`})
 	})
 	t.Run("lora", func(t *testing.T) {
 		dir, _, run := newLoRA(t, "qwen3")
-		more := []string{"model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9", "train.steps=3", "lora.rank=3", "lora.alpha=7", "model.path=" + filepath.Join(dir, "base"),
+		more := []string{"model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1",
+			"checkpoint.keep=9", "train.steps=3", "lora.rank=3", "lora.alpha=7",
+			"model.path=" + filepath.Join(dir, "base"),
 			"eval.split=0.3", "eval.every=1", "optimizer.lr=1e-2", "optimizer.schedule=constant"}
 		train(t, dir, run, more)
-		want, got := evaluatedWith(t, dir, "", 1, more...), evaluatedWith(t, dir, filepath.Join(dir, "out", "adapter"), 1, more...)
+		want, got := evaluatedWith(t, dir, "", 1, more...),
+			evaluatedWith(t, dir, filepath.Join(dir, "out", "adapter"), 1, more...)
 		if !(math.Abs(*want.Loss-*got.Loss) < 1e-6) {
 			t.Errorf("checkpoint %v, adapters %v", *want.Loss, *got.Loss)
 		}
@@ -114,24 +123,29 @@ func TestEvalFaults(t *testing.T) {
 		{[]string{job, filepath.Join(dir, "none")}, "none: no such folder; name a checkpoint or a model folder"},
 		{[]string{job, dir}, "has neither checkpoints (step-NNNNNNNN), nor config.json"},
 	} {
-		if code, _, errs := call(append([]string{"eval"}, x.args...)...); code != status.InvalidConfig || !strings.Contains(errs, x.want) {
+		if code, _, errs := call(append([]string{"eval"}, x.args...)...); code != status.InvalidConfig ||
+			!strings.Contains(errs, x.want) {
 			t.Errorf("%v: %v %s", x.args, code, errs)
 		}
 	}
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
-	for set, want := range map[string]string{"model.new.rms_norm_eps=1e-3": "of another model: rms_norm_eps of the model is 0.001, it was ", "model.new.num_hidden_layers=3": "it does not have model.layers.2", "lora.rank=2": "lora.rank"} {
+	for set, want := range map[string]string{
+		"model.new.rms_norm_eps=1e-3":   "of another model: rms_norm_eps of the model is 0.001, it was ",
+		"model.new.num_hidden_layers=3": "it does not have model.layers.2", "lora.rank=2": "lora.rank"} {
 		code, _, errs := call("eval", job, "-n", "2", "--set", "eval.split=0.3", "--set", set)
 		if code != status.InvalidConfig || !strings.Contains(errs, want) {
 			t.Errorf("%s: %v %s", set, code, errs)
 		}
 	}
 	// the output.dir of the run stands for its folder of checkpoints
-	if code, _, errs := call("eval", job, filepath.Join(dir, "out"), "--set", "eval.split=0.3"); code != status.OK || !strings.Contains(errs, "step-00000006") {
+	if code, _, errs := call("eval", job, filepath.Join(dir, "out"), "--set", "eval.split=0.3"); code != status.OK ||
+		!strings.Contains(errs, "step-00000006") {
 		t.Errorf("%v: %s", code, errs)
 	}
-	if code, out, errs := call("eval", job, "--set", "eval.split=0.3"); code != status.OK || strings.Contains(out, "after step") || !strings.Contains(out, " nats a token (") {
+	if code, out, errs := call("eval", job, "--set", "eval.split=0.3"); code != status.OK ||
+		strings.Contains(out, "after step") || !strings.Contains(out, " nats a token (") {
 		t.Errorf("%v: %s%s", code, out, errs)
 	}
 	// damage: the checkpoint before it is evaluated, with a warning; a named one is refused
@@ -140,10 +154,12 @@ func TestEvalFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, _, errs := call("eval", job, "-n", "2", "--set", "eval.split=0.3")
-	if code != status.OK || !strings.Contains(errs, "skipped a damaged checkpoint") || !strings.Contains(errs, "step-00000004") {
+	if code != status.OK || !strings.Contains(errs, "skipped a damaged checkpoint") ||
+		!strings.Contains(errs, "step-00000004") {
 		t.Errorf("%v %s", code, errs)
 	}
-	if code, _, errs := call("eval", job, newest, "-n", "2", "--set", "eval.split=0.3"); code != status.InvalidConfig || !strings.Contains(errs, "rank-00001.safetensors") {
+	if code, _, errs := call("eval", job, newest, "-n", "2", "--set", "eval.split=0.3"); code != status.InvalidConfig ||
+		!strings.Contains(errs, "rank-00001.safetensors") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -196,11 +212,13 @@ func TestLogits(t *testing.T) {
 	var first []float32
 	for _, mesh := range [][]string{{"1", "1", "0"}, {"2", "2", "3"}, {"4", "2", "1"}, {"4", "1", "0"}} {
 		path := filepath.Join(t.TempDir(), "tokens.safetensors")
-		out, args := logits("-n", mesh[0], "--set", "parallel.ulysses="+mesh[1], "--set", "parallel.zero="+mesh[2], "--tensors", path, "--logits")
+		out, args := logits("-n", mesh[0], "--set", "parallel.ulysses="+mesh[1], "--set", "parallel.zero="+mesh[2],
+			"--tensors", path, "--logits")
 		if code, _, errs := call(args...); code != status.IO {
 			t.Errorf("an existing file was overwritten: %v %s", code, errs)
 		}
-		if want := fmt.Sprintf("step-00000003: loss %.6f of %d targets", *all[2].Loss, all[2].Tokens); !strings.Contains(out, want) {
+		if want := fmt.Sprintf("step-00000003: loss %.6f of %d targets", *all[2].Loss,
+			all[2].Tokens); !strings.Contains(out, want) {
 			t.Errorf("%v: %s, want %s", mesh, out, want)
 		}
 		losses, logits, targets := tokensIn(t, path)
@@ -215,12 +233,14 @@ func TestLogits(t *testing.T) {
 		}
 	}
 	for _, ranks := range []string{"1", "2"} {
-		if out, _ := logits(checkpoints, "--compare", model, "-n", ranks, "--logits"); !strings.Contains(out, "bitwise equal") || !strings.Contains(out, "logits           max |Δ| 0;") {
+		if out, _ := logits(checkpoints, "--compare", model, "-n", ranks, "--logits"); !strings.Contains(out,
+			"bitwise equal") || !strings.Contains(out, "logits           max |Δ| 0;") {
 			t.Errorf("%s ranks: %s", ranks, out)
 		}
 	}
 	path := filepath.Join(t.TempDir(), "both.safetensors")
-	out, _ := logits(filepath.Join(checkpoints, "step-00000001"), "--compare", model, "-n", "2", "--json", "--tensors", path)
+	out, _ := logits(filepath.Join(checkpoints, "step-00000001"), "--compare", model, "-n", "2", "--json",
+		"--tensors", path)
 	var d struct {
 		Loss, Targets float64
 		Compared      struct {
@@ -268,12 +288,15 @@ func TestLogits(t *testing.T) {
 		}
 	}
 	c := d.Compared
-	if !(math.Abs(d.Loss-*all[0].Loss) < 1e-6) || !(math.Abs(c.Loss-*all[2].Loss) < 1e-6) || c.Bitwise || n != d.Targets || !(math.Abs(c.Mean-sum/n) < 1e-9) || !(math.Abs(c.Max-worst) < 1e-9) ||
-		c.Sequence != whole("sequence")[at] || c.Index != whole("index")[at] || c.Set != []string{"near", "far.x"}[whole("set")[at]] {
+	if !(math.Abs(d.Loss-*all[0].Loss) < 1e-6) || !(math.Abs(c.Loss-*all[2].Loss) < 1e-6) || c.Bitwise ||
+		n != d.Targets || !(math.Abs(c.Mean-sum/n) < 1e-9) || !(math.Abs(c.Max-worst) < 1e-9) ||
+		c.Sequence != whole("sequence")[at] || c.Index != whole("index")[at] ||
+		c.Set != []string{"near", "far.x"}[whole("set")[at]] {
 		t.Errorf("%s: losses %v and %v; mean %v, max %v at %d", out, *all[0].Loss, *all[2].Loss, sum/n, worst, at)
 	}
 	bad := filepath.Join(t.TempDir(), "other")
-	if code, _, errs := call("logits", filepath.Join(dir, "job.toml"), "--compare", bad); code != status.InvalidConfig || !strings.Contains(errs, "logits: "+bad) {
+	if code, _, errs := call("logits", filepath.Join(dir, "job.toml"), "--compare",
+		bad); code != status.InvalidConfig || !strings.Contains(errs, "logits: "+bad) {
 		t.Errorf("%v: %s", code, errs)
 	}
 }
@@ -290,7 +313,8 @@ func TestEvalOnALateDevice(t *testing.T) {
 	for dtype, limit := range map[string]float64{"f32": 1e-6, "bf16": 2e-2} {
 		for _, zero := range []string{"0", "3"} {
 			verb := func(o Options) error { o.words = []string{job, folder}; return Eval(o) }
-			if _, errs, err := runLate(t, verb, job, 4, dtype, "parallel.ulysses=2", "parallel.zero="+zero); err != nil {
+			if _, errs, err := runLate(t, verb, job, 4, dtype, "parallel.ulysses=2",
+				"parallel.zero="+zero); err != nil {
 				t.Fatal(err, errs)
 			}
 			all := readEvals(t, dir)

@@ -22,13 +22,15 @@ func expertLoads(t *testing.T, dir string) (all []float64) {
 // With a learning rate of 0 the biases alone change. They balance the loads, with the same loads on
 // every mesh, for every number of micro-batches and after a resume.
 func TestExpertBias(t *testing.T) {
-	sets := []string{"optimizer.expert_bias_rate=0.0005", "optimizer.lr=0.0", "optimizer.weight_decay=0.0", "data.global_batch=16", "checkpoint.every=20", "checkpoint.keep=9", "train.steps=60"}
+	sets := []string{"optimizer.expert_bias_rate=0.0005", "optimizer.lr=0.0", "optimizer.weight_decay=0.0",
+		"data.global_batch=16", "checkpoint.every=20", "checkpoint.keep=9", "train.steps=60"}
 	var want []float64
 	for _, x := range []struct {
 		ranks int
 		sets  []string
 	}{
-		{1, []string{"parallel.ulysses=1"}}, {1, []string{"parallel.ulysses=1", "data.batch=4"}}, {4, []string{"parallel.ulysses=2", "parallel.experts=2", "parallel.zero=2"}},
+		{1, []string{"parallel.ulysses=1"}}, {1, []string{"parallel.ulysses=1", "data.batch=4"}},
+		{4, []string{"parallel.ulysses=2", "parallel.experts=2", "parallel.zero=2"}},
 		{4, []string{"parallel.ulysses=1", "data.batch=1"}}, {3, []string{"parallel.ulysses=3", "tile.mlp=5"}},
 	} {
 		dir, run := newDivided(t, sets...)
@@ -70,7 +72,8 @@ func TestExpertBias(t *testing.T) {
 // evaluation. A run that resumes with a rate of 0 keeps the biases, and another rate needs
 // checkpoint.accept.
 func TestExpertBiasIsKept(t *testing.T) {
-	dir, run := newDivided(t, "optimizer.expert_bias_rate=0.1", "eval.every=6", "eval.split=0.2", "checkpoint.every=6", "checkpoint.keep=9")
+	dir, run := newDivided(t, "optimizer.expert_bias_rate=0.1", "eval.every=6", "eval.split=0.2", "checkpoint.every=6",
+		"checkpoint.keep=9")
 	if _, err := run(2, "parallel.ulysses=2", "parallel.zero=3"); err != nil {
 		t.Fatal(err)
 	}
@@ -87,27 +90,34 @@ func TestExpertBiasIsKept(t *testing.T) {
 	folder, export := of(filepath.Join(out, "model")), of(exported)
 	kept := of(filepath.Join(out, "checkpoints"), biased)
 	if export != folder || !(math.Abs(folder-want) <= 2e-6) || !(math.Abs(kept-want) <= 2e-6) {
-		t.Errorf("the loss is %v in the run, %v of its folder, %v of an export, %v of the checkpoint", want, folder, export, kept)
+		t.Errorf("the loss is %v in the run, %v of its folder, %v of an export, %v of the checkpoint", want, folder,
+			export, kept)
 	}
 	biases := func() map[string][]float32 {
 		found := readTensors(t, filepath.Join(out, "model", "model.safetensors"))
-		maps.DeleteFunc(found, func(name string, _ []float32) bool { return !strings.HasSuffix(name, "gate.e_score_correction_bias") })
+		maps.DeleteFunc(found, func(name string, _ []float32) bool {
+			return !strings.HasSuffix(name, "gate.e_score_correction_bias")
+		})
 		return found
 	}
 	first := biases()
 	if len(first) != 2 || len(first["model.layers.2.mlp.gate.e_score_correction_bias"]) != 5 {
 		t.Fatalf("biases %v", first)
 	}
-	_, err := run(2, "parallel.ulysses=2", "optimizer.expert_bias_rate=0", "train.steps=8", "optimizer.schedule=constant")
-	if code := status.Of(err); code != status.InvalidConfig || !strings.Contains(err.Error(), `optimizer.expert_bias_rate is 0, it was 0.1`) {
+	_, err := run(2, "parallel.ulysses=2", "optimizer.expert_bias_rate=0", "train.steps=8",
+		"optimizer.schedule=constant")
+	if code := status.Of(err); code != status.InvalidConfig ||
+		!strings.Contains(err.Error(), `optimizer.expert_bias_rate is 0, it was 0.1`) {
 		t.Errorf("another rate: %v", err)
 	}
-	_, err = run(2, "parallel.ulysses=2", "optimizer.expert_bias_rate=0", "train.steps=8", "optimizer.schedule=constant",
+	_, err = run(2, "parallel.ulysses=2", "optimizer.expert_bias_rate=0", "train.steps=8",
+		"optimizer.schedule=constant",
 		`checkpoint.accept=["optimizer.expert_bias_rate", "optimizer.schedule", "optimizer.min_lr", "train.steps"]`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if after := biases(); !slices.Equal(after["model.layers.2.mlp.gate.e_score_correction_bias"], first["model.layers.2.mlp.gate.e_score_correction_bias"]) {
+	if after := biases(); !slices.Equal(after["model.layers.2.mlp.gate.e_score_correction_bias"],
+		first["model.layers.2.mlp.gate.e_score_correction_bias"]) {
 		t.Errorf("biases %v, before the resume with a rate of 0 %v", after, first)
 	}
 }

@@ -23,8 +23,10 @@ func TestExpertsOnMeshes(t *testing.T) {
 		run := func(t *testing.T, ranks int, sets string) ([]metricsLine, string) {
 			out := t.TempDir()
 			var stdout, stderr bytes.Buffer
-			sets += " train.steps=3 model.override.output_router_logits=true model.override.router_aux_loss_coef=" + x.coefficient
-			err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+out), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
+			sets += " train.steps=3 model.override.output_router_logits=true model.override.router_aux_loss_coef=" +
+				x.coefficient
+			err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+out), Ranks: ranks,
+				Verbose: true, Stdout: &stdout, Stderr: &stderr})
 			if err != nil {
 				t.Fatal(err, stderr.String())
 			}
@@ -65,8 +67,10 @@ func TestExpertsOnMeshes(t *testing.T) {
 						tolerance = 1e-13
 					}
 					near.Value(t, fmt.Sprintf("loss of step %d", i+1), r.Loss, want[i].Loss, tolerance*want[i].Loss)
-					near.Value(t, fmt.Sprintf("loss of balance of step %d", i+1), *r.AuxLoss, *want[i].AuxLoss, max(tolerance, 1e-12)**want[i].AuxLoss)
-					near.Value(t, fmt.Sprintf("gradient norm of step %d", i+1), r.GradNorm, want[i].GradNorm, 2e-5*want[i].GradNorm)
+					near.Value(t, fmt.Sprintf("loss of balance of step %d", i+1), *r.AuxLoss, *want[i].AuxLoss,
+						max(tolerance, 1e-12)**want[i].AuxLoss)
+					near.Value(t, fmt.Sprintf("gradient norm of step %d", i+1), r.GradNorm, want[i].GradNorm,
+						2e-5*want[i].GradNorm)
 				}
 				if m.ranks > 1 && !strings.Contains(report, ": equal") || strings.Contains(report, "NOT EQUAL") {
 					t.Errorf("bytes sent are not the formula's: %s", report)
@@ -84,9 +88,11 @@ func TestGoldenExpertsSharded(t *testing.T) {
 			if c.Name != name {
 				continue
 			}
-			for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"}, {"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=2"},
+			for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"},
+				{"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=2"},
 				{"parallel.zero=1", "tile.mlp=5"}, {"parallel.zero=3", "memory.mlp=offload"},
-				{"parallel.experts=4"}, {"parallel.ulysses=2", "parallel.ring=2", "parallel.experts=2", "parallel.zero=3", "tile.mlp=5"}} {
+				{"parallel.experts=4"},
+				{"parallel.ulysses=2", "parallel.ring=2", "parallel.experts=2", "parallel.zero=3", "tile.mlp=5"}} {
 				trainGolden(t, dir, c, 4, sets...)
 			}
 		}
@@ -99,7 +105,8 @@ func TestExportFused(t *testing.T) {
 	next := `model.new={model_type="qwen3_next", vocab_size=256, hidden_size=24, intermediate_size=20, num_hidden_layers=2, full_attention_interval=2, num_attention_heads=4,
 		num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5, num_experts=4, num_experts_per_tok=2,
 		moe_intermediate_size=12, shared_expert_intermediate_size=10}`
-	dir, run := newKept(t, strings.Join(strings.Fields(next), " "), "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9")
+	dir, run := newKept(t, strings.Join(strings.Fields(next), " "), "data.tokenizer=bytes", "data.sequence=40",
+		"checkpoint.every=1", "checkpoint.keep=9")
 	if _, err := run(2, "train.steps=3", "optimizer.schedule=constant", "parallel.zero=3"); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +114,8 @@ func TestExportFused(t *testing.T) {
 	exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3")
 	alike(t, "fused", folder, filepath.Join(out, "model"))
 	names, _ := readWeights(t, filepath.Join(folder, "model.safetensors"))
-	if names["model.layers.0.linear_attn.in_proj_qkvz.weight"] == nil || names["model.layers.0.linear_attn.in_proj_qkv.weight"] != nil {
+	if names["model.layers.0.linear_attn.in_proj_qkvz.weight"] == nil ||
+		names["model.layers.0.linear_attn.in_proj_qkv.weight"] != nil {
 		t.Error("the projections are not fused")
 	}
 }
@@ -137,8 +145,10 @@ func TestExpertsRefused(t *testing.T) {
 		if strings.Contains(sets, "experts=8") {
 			ranks = 8
 		}
-		err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir()), Ranks: ranks, Stdout: &bytes.Buffer{}, Stderr: &stderr})
-		if code := status.Of(err); err == nil || code != status.Unsupported && code != status.InvalidConfig || !strings.Contains(err.Error(), want) {
+		err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir()), Ranks: ranks,
+			Stdout: &bytes.Buffer{}, Stderr: &stderr})
+		if code := status.Of(err); err == nil || code != status.Unsupported && code != status.InvalidConfig ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", sets, err, want)
 		}
 	}

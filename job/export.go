@@ -34,7 +34,8 @@ func export(o Options) error {
 // planJob is the verb plan.
 func planJob(o Options) error {
 	tables := &printer{to: o.Stdout}
-	err := plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster, Stdout: tables, Warn: o.warn})
+	err := plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster,
+		Stdout: tables, Warn: o.warn})
 	if err == nil {
 		err = written(0, tables.err)
 	}

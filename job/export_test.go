@@ -94,14 +94,16 @@ func TestExport(t *testing.T) {
 		if err := os.RemoveAll(out); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := run(x.ranks, append(x.sets, "train.steps=3", "checkpoint.every=1", "data.sequence=40")...); err != nil {
+		if _, err := run(x.ranks,
+			append(x.sets, "train.steps=3", "checkpoint.every=1", "data.sequence=40")...); err != nil {
 			t.Fatalf("%+v: %v", x, err)
 		}
 		folder := filepath.Join(t.TempDir(), "new", "model")
 		exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3", "step-00000003")
 		alike(t, strings.Join(x.sets, " "), folder, filepath.Join(out, "model"))
 	}
-	if got := contents(t, filepath.Join(out, "model")); got["tokenizer.json"] != "tokenizer.json" || got["chat_template.jinja"] == "" {
+	if got := contents(t, filepath.Join(out, "model")); got["tokenizer.json"] != "tokenizer.json" ||
+		got["chat_template.jinja"] == "" {
 		t.Error("the tokenizer was not beside the weights")
 	}
 }
@@ -122,14 +124,17 @@ func TestExportOnTheWay(t *testing.T) {
 	alike(t, "step 4", folder, filepath.Join(dir, "short", "model"))
 
 	put(t, filepath.Join(folder, "notes.txt"), "mine")
-	if code, out, errs := call("export", "--force", states, folder); code != status.OK || !strings.Contains(out, "after step 6") {
+	if code, out, errs := call("export", "--force", states, folder); code != status.OK ||
+		!strings.Contains(out, "after step 6") {
 		t.Errorf("export --force: %v: %s%s", code, out, errs)
 	}
-	if got, want := contents(t, folder), contents(t, filepath.Join(dir, "out", "model")); got["notes.txt"] != "mine" || got["model.safetensors"] != want["model.safetensors"] {
+	if got, want := contents(t, folder), contents(t, filepath.Join(dir, "out", "model")); got["notes.txt"] != "mine" ||
+		got["model.safetensors"] != want["model.safetensors"] {
 		t.Error("a folder that was there: the notes or the weights are wrong")
 	}
 	before := contents(t, four)
-	for _, target := range []string{four, filepath.Join(four, "model"), states, filepath.Join(dir, "out"), filepath.Join(states, "step-00000002")} {
+	for _, target := range []string{four, filepath.Join(four, "model"), states, filepath.Join(dir, "out"),
+		filepath.Join(states, "step-00000002")} {
 		code, _, errs := call("export", four, target)
 		if code != status.InvalidArgument || !strings.Contains(errs, "another folder for the model") {
 			t.Errorf("export to %s: %v: %s", target, code, errs)
@@ -174,7 +179,8 @@ func TestExportFaults(t *testing.T) {
 	}{
 		{"weights", flip("rank-00001.safetensors"), status.InvalidConfig, "rank-00001.safetensors is damaged"},
 		{"config", flip("model/config.json"), status.InvalidConfig, "config.json is damaged"},
-		{"no config", func(state string) error { return os.Remove(filepath.Join(state, "model", "config.json")) }, status.InvalidConfig, "no such file"},
+		{"no config", func(state string) error { return os.Remove(filepath.Join(state, "model", "config.json")) },
+			status.InvalidConfig, "no such file"},
 		{"older", older, status.Unsupported, "older programs"},
 		{"newer", edit("format", 3), status.Unsupported, "format 3"},
 		{"foreign", edit("producer", "another"), status.InvalidConfig, "not written by this program"},
@@ -182,7 +188,8 @@ func TestExportFaults(t *testing.T) {
 			path := filepath.Join(state, "manifest.json")
 			text, err := os.ReadFile(path)
 			if err == nil {
-				err = os.WriteFile(path, []byte(strings.Replace(string(text), `"dtype":"F32"`, `"dtype":"F33"`, 1)), 0o644)
+				err = os.WriteFile(path, []byte(strings.Replace(string(text), `"dtype":"F32"`, `"dtype":"F33"`, 1)),
+					0o644)
 			}
 			return errors.Join(err, edit("format", 1)(state), edit("sha256", nil)(state))
 		}, status.InvalidConfig, `element type "F33"`},
@@ -207,7 +214,9 @@ func TestExportFaults(t *testing.T) {
 	checkpoints := filepath.Join(dir, "out", "checkpoints")
 	for _, path := range []string{checkpoints, filepath.Join(checkpoints, "step-00000002")} {
 		_, err := run(2, "kind=eval", "model.new={}", "model.path="+path)
-		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "write a model folder with ulysses-mpi export "+filepath.Join(checkpoints, "step-00000002")+" FOLDER") {
+		if status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "write a model folder with ulysses-mpi export "+
+				filepath.Join(checkpoints, "step-00000002")+" FOLDER") {
 			t.Errorf("%s as a model: %v", path, err)
 		}
 	}
@@ -222,7 +231,8 @@ func TestExportFaults(t *testing.T) {
 
 // older converts a manifest to format 1, without the model's files.
 func older(state string) error {
-	return errors.Join(edit("model", nil)(state), edit("format", 1)(state), edit("sha256", nil)(state), edit("settings", nil)(state))
+	return errors.Join(edit("model", nil)(state), edit("format", 1)(state), edit("sha256", nil)(state),
+		edit("settings", nil)(state))
 }
 
 // Of several checkpoints the newest undamaged one is exported, and the output names newer ones with
@@ -243,31 +253,39 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "model", "generation_config.json")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not in the manifest was exported: %v", err)
 	}
-	if code != status.OK || !strings.Contains(out, "skipped: checkpoint "+newest+": rank-00000.safetensors has 100 bytes") || !strings.Contains(out, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
+	if code != status.OK ||
+		!strings.Contains(out, "skipped: checkpoint "+newest+": rank-00000.safetensors has 100 bytes") ||
+		!strings.Contains(out, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
 		t.Errorf("%v: %s%s", code, out, errs)
 	}
-	if code, _, errs = call("export", newest, filepath.Join(dir, "another")); code != status.InvalidConfig || !strings.Contains(errs, "has 100 bytes") {
+	if code, _, errs = call("export", newest, filepath.Join(dir, "another")); code != status.InvalidConfig ||
+		!strings.Contains(errs, "has 100 bytes") {
 		t.Errorf("%v: %s", code, errs)
 	}
 	file := filepath.Join(newest, "manifest.json")
-	if code, _, errs := call("export", file, filepath.Join(dir, "another")); code != status.IO || !strings.Contains(errs, "checkpoint "+file+": it is a file; name a checkpoint") {
+	if code, _, errs := call("export", file, filepath.Join(dir, "another")); code != status.IO ||
+		!strings.Contains(errs, "checkpoint "+file+": it is a file; name a checkpoint") {
 		t.Errorf("%v: %s", code, errs)
 	}
-	if code, _, errs := call("export", all, file); code != status.IO || !strings.HasPrefix(errs, "ulysses-mpi: "+file+" is a file; remove it") {
+	if code, _, errs := call("export", all, file); code != status.IO ||
+		!strings.HasPrefix(errs, "ulysses-mpi: "+file+" is a file; remove it") {
 		t.Errorf("%v: %s", code, errs)
 	}
 	// the output.dir of the run stands for its folder of checkpoints
 	out = filepath.Join(dir, "out")
-	if code, said, errs := call("export", out, filepath.Join(dir, "of-output")); code != status.OK || !strings.Contains(said, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
+	if code, said, errs := call("export", out, filepath.Join(dir, "of-output")); code != status.OK ||
+		!strings.Contains(said, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
 		t.Errorf("%v: %s%s", code, said, errs)
 	}
-	if code, _, errs := call("export", "--force", out, out); code != status.InvalidArgument || !strings.Contains(errs, "is, or holds, a checkpoint") {
+	if code, _, errs := call("export", "--force", out, out); code != status.InvalidArgument ||
+		!strings.Contains(errs, "is, or holds, a checkpoint") {
 		t.Errorf("%v: %s", code, errs)
 	}
 	if err := os.Remove(filepath.Join(all, "step-00000004", "manifest.json")); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs = call("export", all, filepath.Join(dir, "another")); code != status.InvalidConfig || !strings.Contains(errs, "no checkpoint in "+all+" is whole") {
+	if code, _, errs = call("export", all, filepath.Join(dir, "another")); code != status.InvalidConfig ||
+		!strings.Contains(errs, "no checkpoint in "+all+" is whole") {
 		t.Errorf("%v: %s", code, errs)
 	}
 }

@@ -106,7 +106,8 @@ func TestFiguresInTheDocuments(t *testing.T) {
 	}
 	prose := strings.Join(strings.Fields(before+after), " ")
 	check("README.md", prose, 3)
-	for _, want := range []string{fmt.Sprintf("%.2f", f.Hybrid.HeldOut), fmt.Sprintf("%.2f", f.Quickstart.HeldOut), fmt.Sprintf("%.2f", f.NGrams["4-grams"]), fmt.Sprintf("in %d seconds", f.Hybrid.Seconds)} {
+	for _, want := range []string{fmt.Sprintf("%.2f", f.Hybrid.HeldOut), fmt.Sprintf("%.2f", f.Quickstart.HeldOut),
+		fmt.Sprintf("%.2f", f.NGrams["4-grams"]), fmt.Sprintf("in %d seconds", f.Hybrid.Seconds)} {
 		if !strings.Contains(prose, want) {
 			t.Errorf("README.md does not quote %q", want)
 		}
@@ -119,7 +120,8 @@ func TestFiguresInTheDocuments(t *testing.T) {
 			t.Errorf("examples/data/README.md has no row %q", row)
 		}
 	}
-	if !strings.Contains(page, f.Text.SHA256) || !strings.Contains(strings.ReplaceAll(page, ",", ""), fmt.Sprint(f.Text.Bytes)) {
+	if !strings.Contains(page, f.Text.SHA256) ||
+		!strings.Contains(strings.ReplaceAll(page, ",", ""), fmt.Sprint(f.Text.Bytes)) {
 		t.Error("examples/data/README.md is of another text")
 	}
 
@@ -130,7 +132,8 @@ func TestFiguresInTheDocuments(t *testing.T) {
 		source := text(t, "../examples/"+x.file+".toml")
 		head, _, _ := strings.Cut(source, "kind =")
 		check(x.file+".toml", head, 1)
-		if want := fmt.Sprintf("After %d steps the loss on the held-out part of the book is %.2f nats a byte.", x.run.Steps, x.run.HeldOut); !strings.Contains(head, want) {
+		if want := fmt.Sprintf("After %d steps the loss on the held-out part of the book is %.2f nats a byte.",
+			x.run.Steps, x.run.HeldOut); !strings.Contains(head, want) {
 			t.Errorf("%s.toml does not say %q", x.file, want)
 		}
 		if !strings.Contains(source, fmt.Sprintf("steps = %d\n", x.run.Steps)) {
@@ -140,7 +143,8 @@ func TestFiguresInTheDocuments(t *testing.T) {
 
 	labels := strings.Join(regexp.MustCompile(`<!--.*?-->`).FindAllString(text(t, "../docs/quickstart.svg"), -1), "\n")
 	check("docs/quickstart.svg", labels, 5)
-	for _, want := range []string{"held-out part of the book: " + fmt.Sprintf("%.2f", f.Hybrid.HeldOut), "4-grams: " + fmt.Sprintf("%.2f", f.NGrams["4-grams"])} {
+	for _, want := range []string{"held-out part of the book: " + fmt.Sprintf("%.2f", f.Hybrid.HeldOut),
+		"4-grams: " + fmt.Sprintf("%.2f", f.NGrams["4-grams"])} {
 		if !strings.Contains(labels, want) {
 			t.Errorf("docs/quickstart.svg does not say %q", want)
 		}

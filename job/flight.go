@@ -138,7 +138,8 @@ func (e *Env) late(text string, r launch.Rank) {
 		case d == nil: // another rank prints it and ends the job
 			time.Sleep(gather)
 		default:
-			reason += fmt.Sprintf("\n%s\nrecords of all ranks: %s; compare them with: ulysses-mpi diagnose %s", d.Text, dir, dir)
+			reason += fmt.Sprintf("\n%s\nrecords of all ranks: %s; compare them with: ulysses-mpi diagnose %s", d.Text,
+				dir, dir)
 		}
 	}
 	e.Log.Error().Msg(reason)

@@ -15,7 +15,8 @@ import (
 // equal to the folder's. It resumes with the same losses. A changed list, and another base model,
 // are refused by name.
 func TestFreeze(t *testing.T) {
-	dir, run := newKept(t, "model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9")
+	dir, run := newKept(t, "model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1",
+		"checkpoint.keep=9")
 	models, err := filepath.Abs("../testdata/goldens/models")
 	if err != nil {
 		t.Fatal(err)
@@ -24,7 +25,8 @@ func TestFreeze(t *testing.T) {
 	if err := os.CopyFS(base, os.DirFS(filepath.Join(models, "qwen3"))); err != nil {
 		t.Fatal(err)
 	}
-	sets := []string{"model.path=" + base, `train.freeze=["*embed_tokens*", "*.mlp.*", "re:.*layernorm.*"]`, "train.steps=3", "optimizer.schedule=constant"}
+	sets := []string{"model.path=" + base, `train.freeze=["*embed_tokens*", "*.mlp.*", "re:.*layernorm.*"]`,
+		"train.steps=3", "optimizer.schedule=constant"}
 	text, err := run(2, append(sets, "parallel.zero=3")...)
 	if err != nil {
 		t.Fatal(err)
@@ -38,9 +40,11 @@ func TestFreeze(t *testing.T) {
 	folder := filepath.Join(dir, "exported")
 	exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3")
 	alike(t, "frozen", folder, filepath.Join(out, "model"))
-	before, after := readTensors(t, filepath.Join(base, "model.safetensors")), readTensors(t, filepath.Join(folder, "model.safetensors"))
+	before, after := readTensors(t, filepath.Join(base, "model.safetensors")),
+		readTensors(t, filepath.Join(folder, "model.safetensors"))
 	for name, x := range before {
-		frozen := strings.Contains(name, "embed_tokens") || strings.Contains(name, ".mlp.") || strings.Contains(name, "layernorm")
+		frozen := strings.Contains(name, "embed_tokens") || strings.Contains(name, ".mlp.") ||
+			strings.Contains(name, "layernorm")
 		if same := slices.Equal(x, after[name]); same != frozen {
 			t.Errorf("%s: equal before and after training: %v", name, same)
 		}
@@ -70,7 +74,8 @@ func TestFreeze(t *testing.T) {
 	_, err = run(1, append(sets, `train.freeze=["*"]`, "train.steps=4")...)
 	expectFault(t, err, status.InvalidConfig, []string{"train.freeze: all parameters of the model are frozen"})
 	_, err = run(2, append(sets, `optimizer.group=[{match = ["*.mlp.*"], weight_decay = 0}]`, "train.steps=4")...)
-	expectFault(t, err, status.InvalidConfig, []string{`optimizer.group: "*.mlp.*" matches no trained parameter of the model`})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{`optimizer.group: "*.mlp.*" matches no trained parameter of the model`})
 }
 
 // readTensors returns the values of all tensors of a file, in F32.

@@ -65,7 +65,8 @@ func generateText(o Options) error {
 // generateOn runs the verb on one rank. alone says that the other ranks do not have the error.
 func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	g, world := &o.generate, r.World
-	if err := sameCommand(world, o, comm.Field{Name: "program", Value: vers.Build()}, comm.Field{Name: "flags", Value: fmt.Sprintf("%+v", *g)}); err != nil {
+	if err := sameCommand(world, o, comm.Field{Name: "program", Value: vers.Build()},
+		comm.Field{Name: "flags", Value: fmt.Sprintf("%+v", *g)}); err != nil {
 		return false, err
 	}
 	prompt, alone, err := o.promptOfRanks(world)
@@ -85,7 +86,8 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	if err = comm.Agree(world, err); err != nil {
 		return false, err
 	}
-	if err := comm.Same(world, "device", comm.Field{Name: "compute type (set --dtype)", Value: compute.String()}); err != nil {
+	if err := comm.Same(world, "device",
+		comm.Field{Name: "compute type (set --dtype)", Value: compute.String()}); err != nil {
 		return false, err
 	}
 	m, err := generate.Open(o.words[0], d, compute, world)
@@ -115,7 +117,8 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 		return false, err
 	}
 	log := o.rootLog()
-	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", text.Prompt, text.Read.Seconds(), text.Tokens, text.Write.Seconds(),
+	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", text.Prompt,
+		text.Read.Seconds(), text.Tokens, text.Write.Seconds(),
 		float64(text.Tokens)/max(1e-9, text.Write.Seconds()))
 	return false, nil
 }
@@ -161,7 +164,8 @@ func (o *Options) prompt() ([]byte, error) {
 		return nil, status.Errorf(status.IO, "generate: standard input: %w", err)
 	}
 	if len(text) > maxPrompt {
-		return nil, status.Errorf(status.InvalidArgument, "generate: the prompt has more than %d bytes; shorten it", maxPrompt)
+		return nil, status.Errorf(status.InvalidArgument, "generate: the prompt has more than %d bytes; shorten it",
+			maxPrompt)
 	}
 	return text, nil
 }

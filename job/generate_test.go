@@ -13,7 +13,8 @@ import (
 func TestGenerateOnRanks(t *testing.T) {
 	for _, model := range []string{"qwen3", "qwen3_5", "llama"} {
 		folder := filepath.Join("../testdata/goldens/models", model)
-		for _, more := range [][]string{{}, {"--temperature", "1.5", "--seed", "3"}, {"--temperature", "1", "--top-k", "9", "--dtype", "bf16"}} {
+		for _, more := range [][]string{{}, {"--temperature", "1.5", "--seed", "3"},
+			{"--temperature", "1", "--top-k", "9", "--dtype", "bf16"}} {
 			args := append([]string{"generate", folder, "the cat sat on", "--max-tokens", "20", "-q"}, more...)
 			code, want, errs := call(args...)
 			if code != status.OK || len(want) < 2 {
@@ -32,11 +33,14 @@ func TestGenerateOnRanks(t *testing.T) {
 		{[]string{"-n", "9"}, "generate: 9 ranks, and the model has "},
 		{[]string{"-n", "2", "--max-tokens", "100000"}, " positions of the model"},
 	} {
-		if code, _, errs := call(append([]string{"generate", folder, "a"}, x.args...)...); code != status.InvalidArgument || strings.Count(errs, x.want) != 1 {
+		if code, _, errs := call(append([]string{"generate", folder, "a"},
+			x.args...)...); code != status.InvalidArgument ||
+			strings.Count(errs, x.want) != 1 {
 			t.Errorf("%v: %v %s", x.args, code, errs)
 		}
 	}
-	if code, _, errs := call("generate", t.TempDir(), "a", "-n", "2"); code == status.OK || !strings.Contains(errs, "config.json") {
+	if code, _, errs := call("generate", t.TempDir(), "a", "-n", "2"); code == status.OK ||
+		!strings.Contains(errs, "config.json") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -56,7 +60,8 @@ func TestGenerateChat(t *testing.T) {
 		}
 		return out
 	}
-	if code, _, errs := call("generate", folder, "a", "--chat"); code != status.InvalidConfig || !strings.Contains(errs, "leave out --chat") {
+	if code, _, errs := call("generate", folder, "a", "--chat"); code != status.InvalidConfig ||
+		!strings.Contains(errs, "leave out --chat") {
 		t.Errorf("%v %s", code, errs)
 	}
 	const template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<{{ who or 'assistant' }}>{% endif %}"
@@ -75,7 +80,8 @@ func TestGenerateChat(t *testing.T) {
 			t.Errorf("%s on two ranks: %q, want %q", asked, got, want)
 		}
 	}
-	if code, _, errs := call("generate", folder, `{"messages": []}`, "--chat"); code != status.InvalidArgument || !strings.Contains(errs, "the conversation is empty") {
+	if code, _, errs := call("generate", folder, `{"messages": []}`, "--chat"); code != status.InvalidArgument ||
+		!strings.Contains(errs, "the conversation is empty") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -112,10 +118,12 @@ func TestGenerationConfigFaults(t *testing.T) {
 		{`{"do_sample": true, "top_k": -3}`, "top_k = -3; set 0 or more", ""},
 		{`{"temperature": -1.0}`, "", ""},
 		{`{"do_sample": true, "temperature": 0.5, "top_p": 1, "top_k": 0}`, "", ""},
-		{`{"repetition_penalty": 1, "min_p": null, "num_beams": 1, "bad_words_ids": [], "typical_p": 1.0, "max_new_tokens": 9}`, "", ""},
+		{`{"repetition_penalty": 1, "min_p": null, "num_beams": 1, "bad_words_ids": [], "typical_p": 1.0, "max_new_tokens": 9}`,
+			"", ""},
 		{`{"repetition_penalty": 1.05, "suppress_tokens": [3, 4], "min_length": 0, "min_p": 0.1}`, "",
 			"WRN generation_config.json: repetition_penalty = 1.05, suppress_tokens = [3,4]: no effect here\n"},
-		{`{"do_sample": true, "temperature": 0, "min_p": 0.1}`, "", "WRN generation_config.json: min_p = 0.1: no effect here\n"},
+		{`{"do_sample": true, "temperature": 0, "min_p": 0.1}`, "",
+			"WRN generation_config.json: min_p = 0.1: no effect here\n"},
 	} {
 		if err := os.WriteFile(filepath.Join(folder, "generation_config.json"), []byte(x.text), 0o600); err != nil {
 			t.Fatal(err)
@@ -125,7 +133,8 @@ func TestGenerationConfigFaults(t *testing.T) {
 			want = status.InvalidConfig
 		}
 		code, _, errs := call("generate", folder, "the", "--max-tokens", "2", "-q")
-		if code != want || !strings.Contains(errs, x.want) || want != status.OK && !strings.Contains(errs, "generation_config.json: ") {
+		if code != want || !strings.Contains(errs, x.want) || want != status.OK &&
+			!strings.Contains(errs, "generation_config.json: ") {
 			t.Errorf("%s: %v %s", x.text, code, errs)
 		}
 		if x.want == "" && !strings.HasSuffix(errs, x.warned) || x.warned == "" && strings.Contains(errs, "no effect") {

@@ -95,7 +95,8 @@ func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...stri
 	t.Helper()
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	err := Run(Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+out), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
+	err := Run(Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+out), Ranks: ranks,
+		Verbose: true, Stdout: &stdout, Stderr: &stderr})
 	if err != nil {
 		t.Fatal(err, stderr.String())
 	}
@@ -175,9 +176,11 @@ func checkWeights(t *testing.T, path, initial string, c goldenCase) {
 			moved += math.Pow(float64(v)-float64(x0[i]), 2)
 		}
 		norm, change := math.Sqrt(squares), math.Sqrt(moved)
-		if !(math.Abs(norm-want.Norm) <= (2e-4+rounding)*want.Norm) || !(math.Abs(sum-want.Sum) <= 2e-3*max(want.Norm, 1)+rounding*size) ||
+		if !(math.Abs(norm-want.Norm) <= (2e-4+rounding)*want.Norm) ||
+			!(math.Abs(sum-want.Sum) <= 2e-3*max(want.Norm, 1)+rounding*size) ||
 			!(math.Abs(change-want.Change) <= 5e-3*want.Change+1e-7+rounding*want.Norm) {
-			t.Errorf("%s: norm %.7f sum %.7f change %.7f, PyTorch %.7f, %.7f, %.7f", name, norm, sum, change, want.Norm, want.Sum, want.Change)
+			t.Errorf("%s: norm %.7f sum %.7f change %.7f, PyTorch %.7f, %.7f, %.7f", name, norm, sum, change, want.Norm,
+				want.Sum, want.Change)
 		}
 	}
 }

@@ -59,7 +59,8 @@ model = false
 func TestCUDAHybrid(t *testing.T) {
 	cudatest.Use(t)
 	path, cpu := hybridFromScratch(t), t.TempDir()
-	if err := Run(Options{Path: path, Sets: []string{"device.backend=cpu", "output.dir=" + cpu}, Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+	if err := Run(Options{Path: path, Sets: []string{"device.backend=cpu", "output.dir=" + cpu}, Ranks: 1,
+		Stdout: io.Discard, Stderr: io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 	want := readMetrics(t, filepath.Join(cpu, "metrics.jsonl"))

@@ -26,7 +26,8 @@ func TestGoldenHybrids(t *testing.T) {
 					}
 				}
 				t.Run(fmt.Sprint(c.Name, " ", strategy, " ", ranks), func(t *testing.T) {
-					report := trainGolden(t, dir, c, ranks, "gdn.strategy="+strategy, fmt.Sprint("parallel.ulysses=", sequence))
+					report := trainGolden(t, dir, c, ranks, "gdn.strategy="+strategy,
+						fmt.Sprint("parallel.ulysses=", sequence))
 					for _, want := range []string{": equal", "by " + strategy, "linear-attention"} {
 						if !strings.Contains(report, want) {
 							t.Errorf("the report does not say %q: %s", want, report)
@@ -55,7 +56,8 @@ func TestHybridsInARing(t *testing.T) {
 	dir := filepath.Join(goldens, "qwen3_5-adamw-packed")
 	c := readGoldens(t, "train")[dir]
 	for _, strategy := range []string{"heads", "state", "auto"} {
-		for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2"}, {"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=3"}} {
+		for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2"},
+			{"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=3"}} {
 			trainGolden(t, dir, c, 4, append(sets, "gdn.strategy="+strategy)...)
 		}
 	}
@@ -66,9 +68,11 @@ func TestVerifyHybrids(t *testing.T) {
 	for _, strategy := range []string{"heads", "state"} {
 		for _, name := range []string{"qwen3_5-sgd-packed", "qwen3_5-tied-sgd-packed"} {
 			var stdout, stderr bytes.Buffer
-			err := Verify(Options{Path: filepath.Join(goldens, name, "job.toml"), Ranks: 4, Sets: []string{"gdn.strategy=" + strategy, "output.dir=" + t.TempDir()},
+			err := Verify(Options{Path: filepath.Join(goldens, name, "job.toml"), Ranks: 4,
+				Sets:    []string{"gdn.strategy=" + strategy, "output.dir=" + t.TempDir()},
 				Verbose: true, Stdout: &stdout, Stderr: &stderr})
-			if err != nil || !strings.HasPrefix(stdout.String(), "within tolerance: ") || !strings.Contains(stdout.String(), "linear_attn.A_log updated") {
+			if err != nil || !strings.HasPrefix(stdout.String(), "within tolerance: ") ||
+				!strings.Contains(stdout.String(), "linear_attn.A_log updated") {
 				t.Errorf("%s, %s: %v\n%s%s", name, strategy, err, stdout.String(), stderr.String())
 			}
 		}
@@ -81,7 +85,8 @@ func TestReplicasAndSequenceRanks(t *testing.T) {
 	losses := func(sets ...string) (x []float64) {
 		out := t.TempDir()
 		sets = append(sets, "output.dir="+out, "data.batch=1", "train.steps=8", "output.model=false")
-		if err := Run(Options{Path: filepath.Join(goldens, "qwen3_5-adamw-packed", "job.toml"), Ranks: 4, Sets: sets, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+		if err := Run(Options{Path: filepath.Join(goldens, "qwen3_5-adamw-packed", "job.toml"), Ranks: 4, Sets: sets,
+			Stdout: io.Discard, Stderr: io.Discard}); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
@@ -105,7 +110,8 @@ func TestHybridExample(t *testing.T) {
 	var stdout bytes.Buffer
 	out := t.TempDir()
 	err := Run(Options{Path: "../examples/hybrid.toml", Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: io.Discard,
-		Sets: []string{"output.dir=" + out, "output.model=false", "data.sequence=256", "train.steps=12", "optimizer.warmup=4", "eval.split=0.0"}})
+		Sets: []string{"output.dir=" + out, "output.model=false", "data.sequence=256", "train.steps=12",
+			"optimizer.warmup=4", "eval.split=0.0"}})
 	if err != nil || !strings.Contains(stdout.String(), "; strategy auto: the smaller number") {
 		t.Fatal(err, stdout.String())
 	}

@@ -52,13 +52,15 @@ func initJob(o Options) error {
 			return status.Errorf(status.InvalidArgument, "init: %s: %s", o.words[0], why)
 		}
 		if strings.Contains(folder, "${") {
-			return status.Errorf(status.InvalidArgument, "init: %s: ${ starts a variable in job files; rename the folder", folder)
+			return status.Errorf(status.InvalidArgument,
+				"init: %s: ${ starts a variable in job files; rename the folder", folder)
 		}
 		c, err := model.ReadConfig(folder, nil)
 		if err != nil {
 			return initFault(&file.Job{Path: o.output, Model: file.ModelTable{Path: folder}}, err)
 		}
-		x.Model, x.Type, x.Layers, x.Width, x.Heads = pathFrom(filepath.Dir(o.output), folder), c.ModelType, c.NumHiddenLayers, c.HiddenSize, c.NumAttentionHeads
+		x.Model, x.Type, x.Layers, x.Width, x.Heads = pathFrom(filepath.Dir(o.output), folder), c.ModelType,
+			c.NumHiddenLayers, c.HiddenSize, c.NumAttentionHeads
 		x.Most = c.Positions()
 		x.Sequence = min(x.Most, longestStart)
 	}
@@ -72,7 +74,8 @@ func initJob(o Options) error {
 	if err := writeNew("init", o.output, b.String(), 0o666); err != nil {
 		return err
 	}
-	return written(fmt.Fprintf(o.Stdout, "wrote %s\nedit data.path in it, then: ulysses-mpi plan %s\n", o.output, o.output))
+	return written(fmt.Fprintf(o.Stdout, "wrote %s\nedit data.path in it, then: ulysses-mpi plan %s\n", o.output,
+		o.output))
 }
 
 // initFault returns the error for a folder without a model, with the fix.

@@ -25,19 +25,23 @@ func TestInit(t *testing.T) {
 	for _, config := range append(models, "") {
 		dir := t.TempDir()
 		t.Chdir(dir)
-		put(t, "train.jsonl", strings.Repeat(`{"text": "the cat sat on the mat, and the dog sat on the log."}`+"\n", 200))
+		put(t, "train.jsonl",
+			strings.Repeat(`{"text": "the cat sat on the mat, and the dog sat on the log."}`+"\n", 200))
 		put(t, "train.txt", strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 200))
-		args, sets, folder := []string{"init"}, []string{"--ranks", "2", "--set", "data.tokenizer=bytes", "--set", "optimizer.warmup=0", "-q"}, ""
+		args, sets, folder := []string{"init"},
+			[]string{"--ranks", "2", "--set", "data.tokenizer=bytes", "--set", "optimizer.warmup=0", "-q"}, ""
 		if config != "" {
 			folder = filepath.Dir(filepath.Join(root, config))
 			args = append(args, folder)
 		}
 		code, out, errs := call(args...)
-		if code != status.OK || errs != "" || out != "wrote job.toml\nedit data.path in it, then: ulysses-mpi plan job.toml\n" {
+		if code != status.OK || errs != "" ||
+			out != "wrote job.toml\nedit data.path in it, then: ulysses-mpi plan job.toml\n" {
 			t.Fatalf("%s: %v\n%s%s", config, code, out, errs)
 		}
 		// a laptop without MPI, and comments in one column
-		if s := text(t, "job.toml"); !strings.Contains(s, " ulysses-mpi job.toml --ranks 4") || strings.Index(line(s, "sequence = "), "#") != strings.Index(line(s, "path = ["), "#") {
+		if s := text(t, "job.toml"); !strings.Contains(s, " ulysses-mpi job.toml --ranks 4") ||
+			strings.Index(line(s, "sequence = "), "#") != strings.Index(line(s, "path = ["), "#") {
 			t.Errorf("%s: %s", config, s)
 		}
 		j, err := file.Parse([]byte(text(t, "job.toml")), "job.toml", nil, nil)
@@ -46,18 +50,22 @@ func TestInit(t *testing.T) {
 		}
 		if folder != "" {
 			c, err := j.ReadConfig()
-			if err != nil || j.Model.Path != folder || j.Data.Sequence != min(c.Positions(), longestStart) || !j.IsSet("optimizer.lr") || j.Kind != "train" {
+			if err != nil || j.Model.Path != folder || j.Data.Sequence != min(c.Positions(), longestStart) ||
+				!j.IsSet("optimizer.lr") || j.Kind != "train" {
 				t.Errorf("%s: %v %+v", config, err, j)
 			}
 			sets = append(sets, "--set", "train.epochs=0", "--set", "train.steps=1")
 		} else {
 			sets = append(sets, "--set", "train.steps=1")
 		}
-		if code, out, errs := call(append([]string{"job.toml"}, sets...)...); code != status.OK || !strings.HasPrefix(out, "finished its one step: loss ") || errs != "" {
+		if code, out, errs := call(append([]string{"job.toml"}, sets...)...); code != status.OK ||
+			!strings.HasPrefix(out, "finished its one step: loss ") || errs != "" {
 			t.Errorf("%s: %v\n%s%s", config, code, out, errs)
 		}
 		before := text(t, "job.toml")
-		if code, _, errs := call("init"); code != status.IO || !strings.Contains(errs, "init: job.toml exists; name another file with -o") || text(t, "job.toml") != before {
+		if code, _, errs := call("init"); code != status.IO ||
+			!strings.Contains(errs, "init: job.toml exists; name another file with -o") ||
+			text(t, "job.toml") != before {
 			t.Errorf("%v %s", code, errs)
 		}
 	}
@@ -93,7 +101,8 @@ func TestInitNamesTheFolder(t *testing.T) {
 	}{
 		{"empty", status.IO, "init: empty: no config.json here"},
 		{"Qwen/Qwen3-0.6B", status.IO, "hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B"},
-		{"https://huggingface.co/Qwen/Qwen3-0.6B", status.InvalidArgument, "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"},
+		{"https://huggingface.co/Qwen/Qwen3-0.6B", status.InvalidArgument,
+			"hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"},
 		{"models/${x}", status.InvalidArgument, "${ starts a variable"},
 		{"a b", status.InvalidArgument, "init: there are 2 model-folders: a, b"},
 		{"-o nowhere/y.toml", status.IO, "init: open nowhere/y.toml"},
@@ -101,7 +110,8 @@ func TestInitNamesTheFolder(t *testing.T) {
 	} {
 		code, out, errs := call(append([]string{"init"}, strings.Fields(x.args)...)...)
 		if _, err := os.Stat("job.toml"); code != x.code || out != "" || !strings.Contains(errs, x.want) || err == nil {
-			t.Errorf("%s: %v %s%s, want %v %s; a file was written: %v", x.args, code, out, errs, x.code, x.want, err == nil)
+			t.Errorf("%s: %v %s%s, want %v %s; a file was written: %v", x.args, code, out, errs, x.code, x.want,
+				err == nil)
 		}
 	}
 }

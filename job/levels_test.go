@@ -30,17 +30,23 @@ func twoEach(rank int) int { return rank / 2 }
 // still equal the formulas.
 func TestTwoLevelsChangeNothing(t *testing.T) {
 	for _, name := range []string{"qwen3-sgd-packed", "qwen3_5-sgd-packed"} {
-		for _, sets := range [][]string{{"parallel.ulysses=4"}, {"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"}, {"parallel.ulysses=4", "parallel.overlap=on"}} {
+		for _, sets := range [][]string{{"parallel.ulysses=4"},
+			{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"},
+			{"parallel.ulysses=4", "parallel.overlap=on"}} {
 			var outputs [2]string
 			var losses [2][]float64
 			var weights [2][]byte
 			for i, how := range []string{"off", "on"} {
-				losses[i], weights[i], outputs[i] = trainedOn(t, onNodes(twoEach), filepath.Join(goldens, name, "job.toml"), 4, append([]string{"parallel.two_level=" + how}, sets...)...)
+				losses[i], weights[i],
+					outputs[i] = trainedOn(t, onNodes(twoEach), filepath.Join(goldens, name, "job.toml"), 4,
+					append([]string{"parallel.two_level=" + how}, sets...)...)
 			}
 			if !slices.Equal(losses[0], losses[1]) || !bytes.Equal(weights[0], weights[1]) {
-				t.Errorf("%s %v: losses %v, with two levels %v; weights are equal: %v", name, sets, losses[0], losses[1], bytes.Equal(weights[0], weights[1]))
+				t.Errorf("%s %v: losses %v, with two levels %v; weights are equal: %v", name, sets, losses[0],
+					losses[1], bytes.Equal(weights[0], weights[1]))
 			}
-			if !strings.Contains(outputs[1], "two levels, over 2 nodes of 2 ranks") || strings.Contains(outputs[0], "two levels") {
+			if !strings.Contains(outputs[1], "two levels, over 2 nodes of 2 ranks") ||
+				strings.Contains(outputs[0], "two levels") {
 				t.Errorf("%s %v: the runs say\n%s\n%s", name, sets, outputs[0], outputs[1])
 			}
 			if !strings.Contains(outputs[1], " bytes sent inside nodes, ") {
@@ -56,7 +62,8 @@ func TestTwoLevelsOfOperators(t *testing.T) {
 	for i, how := range []string{"off", "on"} {
 		out := filepath.Join(t.TempDir(), "out.safetensors")
 		var stdout, stderr bytes.Buffer
-		err := Run(Options{Path: filepath.Join(goldens, "attention-gqa-packed", "job.toml"), Sets: []string{"attention.output=" + out, "parallel.ulysses=4", "parallel.two_level=" + how},
+		err := Run(Options{Path: filepath.Join(goldens, "attention-gqa-packed", "job.toml"),
+			Sets:  []string{"attention.output=" + out, "parallel.ulysses=4", "parallel.two_level=" + how},
 			Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: &stderr, open: onNodes(twoEach)})
 		if err != nil {
 			t.Fatal(err, stderr.String())
@@ -76,9 +83,12 @@ func TestTwoLevelsOfOperators(t *testing.T) {
 // Nodes with different numbers of ranks are refused, if two levels are asked for.
 func TestTwoLevelsAreRefused(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	err := Run(Options{Path: filepath.Join(goldens, "qwen3-sgd-packed", "job.toml"), Sets: []string{"output.dir=" + t.TempDir(), "parallel.ulysses=4", "parallel.two_level=on"},
+	err := Run(Options{Path: filepath.Join(goldens, "qwen3-sgd-packed", "job.toml"),
+		Sets:  []string{"output.dir=" + t.TempDir(), "parallel.ulysses=4", "parallel.two_level=on"},
 		Ranks: 4, Stdout: &stdout, Stderr: &stderr, open: onNodes(func(rank int) int { return rank / 3 })})
-	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "parallel.two_level = \"on\": the nodes of a sequence have different numbers of ranks") {
+	if status.Of(err) != status.Unsupported ||
+		!strings.Contains(err.Error(),
+			"parallel.two_level = \"on\": the nodes of a sequence have different numbers of ranks") {
 		t.Errorf("%v", err)
 	}
 }

@@ -57,8 +57,10 @@ func (o *Options) logger(w *screen, rank int, host string) zerolog.Logger {
 	}
 	var out io.Writer = w
 	if o.log != "json" {
-		out = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05", NoColor: !isTerminal(w.to) || os.Getenv("NO_COLOR") != "", FieldsExclude: []string{"rank", "host"},
-			FieldsOrder: []string{"step", "of", "loss", "grad_norm", "lr", "tokens_per_second", "left"}, FormatPrepare: forReaders}
+		out = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05", NoColor: !isTerminal(w.to) ||
+			os.Getenv("NO_COLOR") != "", FieldsExclude: []string{"rank", "host"},
+			FieldsOrder:   []string{"step", "of", "loss", "grad_norm", "lr", "tokens_per_second", "left"},
+			FormatPrepare: forReaders}
 	}
 	return zerolog.New(out).Level(level).With().Timestamp().Int("rank", rank).Str("host", host).Logger()
 }
@@ -81,7 +83,9 @@ var namesARank = regexp.MustCompile(`^rank \d+\b`)
 // lines have unrounded numbers.
 func forReaders(line map[string]any) error {
 	for name, form := range map[string]func(x float64) string{
-		"loss": units.Number, "eval_loss": units.Number, "perplexity": func(x float64) string { return fmt.Sprintf("%.2f", x) }, "grad_norm": func(x float64) string { return fmt.Sprintf("%.3f", x) },
+		"loss": units.Number, "eval_loss": units.Number, "perplexity": func(x float64) string {
+			return fmt.Sprintf("%.2f", x)
+		}, "grad_norm": func(x float64) string { return fmt.Sprintf("%.3f", x) },
 		"lr": func(x float64) string { return fmt.Sprintf("%.3g", x) }, "tokens_per_second": units.Short,
 	} {
 		if n, ok := line[name].(interface{ Float64() (float64, error) }); ok {

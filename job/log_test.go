@@ -23,21 +23,27 @@ func TestLogForms(t *testing.T) {
 	dir, _ := newKept(t)
 	job := filepath.Join(dir, "job.toml")
 	for _, form := range []string{"auto", "console"} {
-		code, _, errs := call(job, "--ranks", "2", "--log", form, "--set", "eval.split=0.2", "--set", "output.dir="+t.TempDir())
-		if code != status.OK || strings.ContainsAny(errs, "{\x1b") || !strings.Contains(errs, " INF train step=1 of=6 loss=") || !strings.Contains(errs, " INF eval step=6 eval_loss=") {
+		code, _, errs := call(job, "--ranks", "2", "--log", form, "--set", "eval.split=0.2", "--set",
+			"output.dir="+t.TempDir())
+		if code != status.OK || strings.ContainsAny(errs, "{\x1b") ||
+			!strings.Contains(errs, " INF train step=1 of=6 loss=") ||
+			!strings.Contains(errs, " INF eval step=6 eval_loss=") {
 			t.Errorf("%s: %v\n%q", form, code, errs)
 		}
 	}
-	code, _, errs := call("--log", "json", job, "--ranks", "2", "--set", "eval.split=0.2", "--set", "output.dir="+t.TempDir())
+	code, _, errs := call("--log", "json", job, "--ranks", "2", "--set", "eval.split=0.2", "--set",
+		"output.dir="+t.TempDir())
 	seen := map[string]int{}
 	for _, line := range strings.Split(strings.TrimSpace(errs), "\n") {
 		var m map[string]any
-		if err := json.Unmarshal([]byte(line), &m); code != status.OK || err != nil || m["rank"] != 0.0 || m["host"] == "" {
+		if err := json.Unmarshal([]byte(line), &m); code != status.OK || err != nil || m["rank"] != 0.0 ||
+			m["host"] == "" {
 			t.Fatalf("%v %v: %s", code, err, line)
 		}
 		message := m["message"].(string)
 		seen[message]++
-		for _, name := range map[string][]string{"train": {"step", "of", "loss", "grad_norm", "lr", "tokens_per_second", "seconds_left"}, "eval": {"step", "eval_loss", "perplexity", "eval_tokens"}}[message] {
+		for _, name := range map[string][]string{"train": {"step", "of", "loss", "grad_norm", "lr", "tokens_per_second",
+			"seconds_left"}, "eval": {"step", "eval_loss", "perplexity", "eval_tokens"}}[message] {
 			if _, ok := m[name].(float64); !ok {
 				t.Errorf("%s is no number in %s", name, line)
 			}
@@ -48,11 +54,13 @@ func TestLogForms(t *testing.T) {
 	}
 	code, _, errs = call(job, "--log", "json", "--set", "data.sequnce=3", "--set", "seed=-1")
 	var last map[string]any
-	if err := json.Unmarshal([]byte(errs), &last); err != nil || code != status.InvalidConfig || last["level"] != "error" || last["exit_code"] != 2.0 || last["status"] != "invalid configuration" ||
+	if err := json.Unmarshal([]byte(errs), &last); err != nil || code != status.InvalidConfig ||
+		last["level"] != "error" || last["exit_code"] != 2.0 || last["status"] != "invalid configuration" ||
 		!strings.HasPrefix(last["message"].(string), "2 faults, ") || last["host"] == nil {
 		t.Errorf("the last line of a job that is refused: %v %v: %s", code, err, errs)
 	}
-	if code, _, errs := call(job, "--log", "xml"); code != status.InvalidArgument || !strings.Contains(errs, "--log xml: unknown form; use auto, console, json") {
+	if code, _, errs := call(job, "--log", "xml"); code != status.InvalidArgument ||
+		!strings.Contains(errs, "--log xml: unknown form; use auto, console, json") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -67,7 +75,9 @@ func TestLogOfARank(t *testing.T) {
 		log.Error().Msg("step 3: gone")
 		log.Error().Msg("rank 2 on node7: late")
 		s := out.String()
-		if strings.Count(s, "\n") != 2 || form == "console" && (!strings.Contains(s, " ERR rank 2 on node7: step 3: gone\n") || strings.Count(s, "rank 2 on node7") != 2) ||
+		if strings.Count(s, "\n") != 2 || form == "console" &&
+			(!strings.Contains(s, " ERR rank 2 on node7: step 3: gone\n") ||
+				strings.Count(s, "rank 2 on node7") != 2) ||
 			form == "json" && strings.Count(s, `"level":"error","rank":2,"host":"node7",`) != 2 {
 			t.Errorf("%s: %s", form, s)
 		}
@@ -82,14 +92,16 @@ func TestVerboseAndQuiet(t *testing.T) {
 		if err := os.RemoveAll(out); err != nil {
 			t.Fatal(err)
 		}
-		return call(append([]string{filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "eval.split=0.2"}, more...)...)
+		return call(append([]string{filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "eval.split=0.2"},
+			more...)...)
 	}
 	tables := []string{"memory of rank 0", "all-reduces ", "at most on a rank"}
 	code, few, _ := fresh()
 	if n := strings.Count(few, "\n"); code != status.OK || n > 20 {
 		t.Errorf("%v, %d lines:\n%s", code, n, few)
 	}
-	for _, x := range []string{"memory           ", " others ", "loss  ", "speed  ", "traffic          ", "equal to the formulas\n", "model  ", "report  "} {
+	for _, x := range []string{"memory           ", " others ", "loss  ", "speed  ", "traffic          ",
+		"equal to the formulas\n", "model  ", "report  "} {
 		if !strings.Contains(few, x) {
 			t.Errorf("no %q in\n%s", x, few)
 		}
@@ -98,7 +110,8 @@ func TestVerboseAndQuiet(t *testing.T) {
 	for _, l := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
 		flops, seconds = flops+l.ModelTFLOPS*1e12*l.Seconds, seconds+l.Seconds
 	}
-	if want := fmt.Sprintf(" tokens/s, %s causal model FLOP/s a rank\n", units.Short(flops/seconds)); !strings.Contains(few, want) {
+	if want := fmt.Sprintf(" tokens/s, %s causal model FLOP/s a rank\n",
+		units.Short(flops/seconds)); !strings.Contains(few, want) {
 		t.Errorf("the speed of all steps is %q, not in\n%s", want, few)
 	}
 	_, all, _ := fresh("--verbose")
@@ -108,14 +121,17 @@ func TestVerboseAndQuiet(t *testing.T) {
 		}
 	}
 	code, line, errs := fresh("-q")
-	if code != status.OK || errs != "" || strings.Count(line, "\n") != 1 || !strings.HasPrefix(line, "finished all 6 steps: loss ") ||
+	if code != status.OK || errs != "" || strings.Count(line, "\n") != 1 ||
+		!strings.HasPrefix(line, "finished all 6 steps: loss ") ||
 		!strings.Contains(line, "held-out loss ") || !strings.Contains(line, "model "+filepath.Join(out, "model")) {
 		t.Errorf("%v\n%s%s", code, line, errs)
 	}
-	if code, line, errs = call(filepath.Join(dir, "job.toml"), "-q", "--set", "eval.split=0.2"); code != status.OK || errs != "" || line != "nothing left to do: the checkpoint has 6 steps, and train.steps is 6\n" {
+	if code, line, errs = call(filepath.Join(dir, "job.toml"), "-q", "--set", "eval.split=0.2"); code != status.OK ||
+		errs != "" || line != "nothing left to do: the checkpoint has 6 steps, and train.steps is 6\n" {
 		t.Errorf("%v\n%s%s", code, line, errs)
 	}
-	if code, _, errs = fresh("-q", "-v"); code != status.InvalidArgument || !strings.Contains(errs, "contradictory; remove one") {
+	if code, _, errs = fresh("-q", "-v"); code != status.InvalidArgument ||
+		!strings.Contains(errs, "contradictory; remove one") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -145,14 +161,17 @@ func TestBar(t *testing.T) {
 		if !isTerminal(terminal) {
 			t.Error("a terminal is taken for none")
 		}
-		code := Main(append([]string{filepath.Join(dir, "job.toml"), "--set", "eval.split=0.2", "--set", "eval.every=2", "--set", "output.dir=" + t.TempDir()}, strings.Fields(args)...), io.Discard, terminal)
+		code := Main(append([]string{filepath.Join(dir, "job.toml"), "--set", "eval.split=0.2", "--set", "eval.every=2",
+			"--set", "output.dir=" + t.TempDir()}, strings.Fields(args)...), io.Discard, terminal)
 		terminal.Close()
 		drawn, err := io.ReadAll(master)
-		if code != status.OK || err != nil && !errors.Is(err, unix.EIO) || strings.Contains(string(drawn), "(0/6)") != want {
+		if code != status.OK || err != nil && !errors.Is(err, unix.EIO) ||
+			strings.Contains(string(drawn), "(0/6)") != want {
 			t.Errorf("%q: %v %v: %q", args, code, err, drawn)
 		}
 		for _, line := range strings.Split(string(drawn), "\n") { // a log line has no bar beside it
-			if at := strings.Index(line, "INF"); at > 0 && strings.Contains(line[strings.LastIndex(line[:at], "\r")+1:at], "|") {
+			if at := strings.Index(line, "INF"); at > 0 &&
+				strings.Contains(line[strings.LastIndex(line[:at], "\r")+1:at], "|") {
 				t.Errorf("%q: the bar is left before %q", args, line)
 			}
 		}

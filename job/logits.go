@@ -197,7 +197,8 @@ func (t *tokenTable) items(other *tokenTable) []tensor.Item {
 		}
 		items = append(items, tensor.Item{Name: "token loss" + x.suffix, Tensor: tensor.OfFloat32(losses, n)})
 		if len(logits) > 0 {
-			items = append(items, tensor.Item{Name: "logits" + x.suffix, Tensor: tensor.OfFloat32(logits, n, x.of.vocab)})
+			items = append(items,
+				tensor.Item{Name: "logits" + x.suffix, Tensor: tensor.OfFloat32(logits, n, x.of.vocab)})
 		}
 	}
 	return items
@@ -227,7 +228,9 @@ type tokenDifferences struct {
 // differences compares two evaluations of the same tokens.
 func (t *tokenTable) differences(other *tokenTable) (*tokenDifferences, error) {
 	if len(t.tokens) != len(other.tokens) {
-		return nil, status.Errorf(status.InvalidConfig, "logits: %s has %d tokens of the data, %s has %d: their tokenizers differ; set data.tokenizer", t.from, len(t.tokens), other.from, len(other.tokens))
+		return nil, status.Errorf(status.InvalidConfig,
+			"logits: %s has %d tokens of the data, %s has %d: their tokenizers differ; set data.tokenizer", t.from,
+			len(t.tokens), other.from, len(other.tokens))
 	}
 	loss, n := other.mean()
 	d := &tokenDifferences{Folder: other.from, Loss: train.Float(loss), Equal: true, tokens: len(t.tokens), of: t}
@@ -235,11 +238,16 @@ func (t *tokenTable) differences(other *tokenTable) (*tokenDifferences, error) {
 	for i := range t.tokens {
 		a, b := &t.tokens[i], &other.tokens[i]
 		if a.Sequence != b.Sequence || a.Index != b.Index || a.ID != b.ID || a.Target != b.Target {
-			return nil, status.Errorf(status.InvalidConfig, "logits: token %d of sequence %d is %d in %s and %d in %s: their tokenizers differ; set data.tokenizer", a.Index, a.Sequence, a.ID, t.from, b.ID, other.from)
+			return nil, status.Errorf(status.InvalidConfig,
+				"logits: token %d of sequence %d is %d in %s and %d in %s: their tokenizers differ; set data.tokenizer",
+				a.Index, a.Sequence, a.ID, t.from, b.ID, other.from)
 		}
 		if len(a.Logits) > 0 {
 			if len(a.Logits) != len(b.Logits) {
-				return nil, status.Errorf(status.InvalidConfig, "logits: %s has a vocabulary of %d, %s of %d; leave out --logits", t.from, t.vocab, other.from, other.vocab)
+				return nil,
+					status.Errorf(status.InvalidConfig,
+						"logits: %s has a vocabulary of %d, %s of %d; leave out --logits", t.from, t.vocab, other.from,
+						other.vocab)
 			}
 			for j := range a.Logits {
 				if delta := math.Abs(float64(a.Logits[j]) - float64(b.Logits[j])); !(delta <= top) {
@@ -289,10 +297,13 @@ func (d *tokenDifferences) String() string {
 		if d.Set != "" {
 			of = " of " + d.Set
 		}
-		text += fmt.Sprintf("losses           mean |Δ| %.3g, max |Δ| %.3g at token %d of sequence %d%s (%.6f and %.6f)\n", float64(d.Mean), float64(d.Max), d.Index, d.Sequence, of, d.losses[0], d.losses[1])
+		text += fmt.Sprintf(
+			"losses           mean |Δ| %.3g, max |Δ| %.3g at token %d of sequence %d%s (%.6f and %.6f)\n",
+			float64(d.Mean), float64(d.Max), d.Index, d.Sequence, of, d.losses[0], d.losses[1])
 	}
 	if d.Logits != nil {
-		text += fmt.Sprintf("logits           max |Δ| %.3g; the most probable token is the same for %d of %d tokens\n", float64(*d.Logits), *d.Same, d.tokens)
+		text += fmt.Sprintf("logits           max |Δ| %.3g; the most probable token is the same for %d of %d tokens\n",
+			float64(*d.Logits), *d.Same, d.tokens)
 	}
 	return text
 }

@@ -18,7 +18,8 @@ import (
 // that runs it.
 func newLoRA(t *testing.T, model string) (dir, base string, run func(ranks int, sets ...string) (string, error)) {
 	t.Helper()
-	dir, kept := newKept(t, "model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9", "train.steps=3",
+	dir, kept := newKept(t, "model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1",
+		"checkpoint.keep=9", "train.steps=3",
 		"optimizer.schedule=constant", "lora.rank=3", "lora.alpha=7")
 	from, err := filepath.Abs(filepath.Join("../testdata/goldens/models", model))
 	if err != nil {
@@ -63,7 +64,9 @@ func TestLoRA(t *testing.T) {
 			t.Fatalf("export --merge %s: %v: %s", from, code, errs)
 		}
 	}
-	before, after, twice := readTensors(t, filepath.Join(base, "model.safetensors")), readTensors(t, filepath.Join(merged, "model.safetensors")), readTensors(t, filepath.Join(again, "model.safetensors"))
+	before, after, twice := readTensors(t, filepath.Join(base, "model.safetensors")),
+		readTensors(t, filepath.Join(merged, "model.safetensors")),
+		readTensors(t, filepath.Join(again, "model.safetensors"))
 	for name, x := range before {
 		target := strings.HasSuffix(name, "proj.weight") || strings.Contains(name, "in_proj")
 		if same := slices.Equal(x, after[name]); same == target {
@@ -118,7 +121,8 @@ func TestLoRADropout(t *testing.T) {
 		t.Helper()
 		n++
 		out := filepath.Join(dir, fmt.Sprint("out", n))
-		sets = append([]string{"output.dir=" + out, "parallel.ulysses=1", "data.global_batch=4", "checkpoint.every=0", "optimizer.lr=0.01", "lora.dropout=0.4"}, sets...)
+		sets = append([]string{"output.dir=" + out, "parallel.ulysses=1", "data.global_batch=4", "checkpoint.every=0",
+			"optimizer.lr=0.01", "lora.dropout=0.4"}, sets...)
 		if _, err := run(ranks, sets...); err != nil {
 			t.Fatal(err)
 		}
@@ -141,8 +145,11 @@ func TestLoRADropout(t *testing.T) {
 		ranks int
 		sets  []string
 	}{
-		{1, []string{"data.batch=2"}}, {1, []string{"tile.mlp=7", "tile.loss=9"}}, {2, []string{"parallel.ulysses=2"}}, {4, []string{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3", "tile.mlp=5"}},
-		{3, []string{"parallel.ring=3"}}, {4, []string{"parallel.zero=2", "memory.block_input=recompute", "memory.mlp=recompute"}}, {2, []string{"parallel.ulysses=2", "parallel.overlap=on"}},
+		{1, []string{"data.batch=2"}}, {1, []string{"tile.mlp=7", "tile.loss=9"}}, {2, []string{"parallel.ulysses=2"}},
+		{4, []string{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3", "tile.mlp=5"}},
+		{3, []string{"parallel.ring=3"}},
+		{4, []string{"parallel.zero=2", "memory.block_input=recompute", "memory.mlp=recompute"}},
+		{2, []string{"parallel.ulysses=2", "parallel.overlap=on"}},
 	} {
 		got := train(m.ranks, m.sets...)
 		for i := range want {
@@ -169,21 +176,27 @@ func TestLoRAIsRefused(t *testing.T) {
 		want string
 	}{
 		{[]string{"lora.rank=0"}, status.InvalidConfig, "lora.rank = 0: missing, and there are keys of [lora]"},
-		{[]string{`train.freeze=["*"]`}, status.InvalidConfig, "train.freeze: with [lora] only the adapters are trained"},
+		{[]string{`train.freeze=["*"]`}, status.InvalidConfig,
+			"train.freeze: with [lora] only the adapters are trained"},
 		{[]string{"kind=eval"}, status.InvalidConfig, "lora.init: missing"},
 		{[]string{"lora.targets=[]"}, status.InvalidConfig, "lora.targets: names no matrices"},
-		{[]string{`lora.targets=["q_proj", "w_proj"]`}, status.InvalidConfig, `lora.targets: "w_proj" matches no module of the model`},
-		{[]string{`lora.targets=["embed_tokens"]`}, status.InvalidConfig, "lora.targets: model.embed_tokens is not a matrix of a layer"},
+		{[]string{`lora.targets=["q_proj", "w_proj"]`}, status.InvalidConfig,
+			`lora.targets: "w_proj" matches no module of the model`},
+		{[]string{`lora.targets=["embed_tokens"]`}, status.InvalidConfig,
+			"lora.targets: model.embed_tokens is not a matrix of a layer"},
 		{[]string{`lora.targets=["proj"]`}, status.InvalidConfig, `"proj" matches no module`},
 		{[]string{"lora.dropout=1"}, status.InvalidConfig, "lora.dropout = 1.0: not a probability"},
 		{[]string{"lora.dropout=-0.1"}, status.InvalidConfig, "lora.dropout = -0.1: must be at least 0"},
 		{[]string{"lora.lora_dropout=0.1"}, status.InvalidConfig, "lora.lora_dropout: unknown key; use lora.dropout"},
-		{[]string{"lora.use_dora=true"}, status.Unsupported, "lora.use_dora: adapters other than plain LoRA are not built"},
-		{[]string{`lora.modules_to_save=["lm_head"]`}, status.Unsupported, "lora.modules_to_save: adapters other than plain LoRA are not built"},
+		{[]string{"lora.use_dora=true"}, status.Unsupported,
+			"lora.use_dora: adapters other than plain LoRA are not built"},
+		{[]string{`lora.modules_to_save=["lm_head"]`}, status.Unsupported,
+			"lora.modules_to_save: adapters other than plain LoRA are not built"},
 		{[]string{"lora.lora_alpha=3"}, status.InvalidConfig, "lora.lora_alpha: unknown key; use lora.alpha"},
 		{[]string{"lora.init=" + init, "lora.rank=4"}, status.InvalidConfig, "lora_A.weight is [3 "},
 		{[]string{"lora.init=" + init, "lora.alpha=9"}, status.InvalidConfig, "the scale of the adapters is 2.33"},
-		{[]string{"lora.init=" + init, `lora.targets=["q_proj"]`}, status.InvalidConfig, "is not an adapter of the model with these lora.targets"},
+		{[]string{"lora.init=" + init, `lora.targets=["q_proj"]`}, status.InvalidConfig,
+			"is not an adapter of the model with these lora.targets"},
 		{[]string{"lora.init=" + base}, status.IO, "name a folder that PEFT has saved"},
 	} {
 		_, err := run(2, append(x.sets, "output.dir="+filepath.Join(dir, "refused"))...)
@@ -194,8 +207,10 @@ func TestLoRAIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for key, value := range map[string]any{"use_dora": true, "modules_to_save": []string{"lm_head"}, "target_parameters": []string{"x"}, "rank_pattern": map[string]int{"q": 2},
-		"bias": "all", "layers_to_transform": []int{0}, "peft_type": "IA3", "new_feature": 3, "init_lora_weights": "pissa", "target_modules": ".*q_proj", "r": 0.5} {
+	for key, value := range map[string]any{"use_dora": true, "modules_to_save": []string{"lm_head"},
+		"target_parameters": []string{"x"}, "rank_pattern": map[string]int{"q": 2},
+		"bias": "all", "layers_to_transform": []int{0}, "peft_type": "IA3", "new_feature": 3,
+		"init_lora_weights": "pissa", "target_modules": ".*q_proj", "r": 0.5} {
 		var all map[string]any
 		if err := json.Unmarshal(text, &all); err != nil {
 			t.Fatal(err)
@@ -212,24 +227,29 @@ func TestLoRAIsRefused(t *testing.T) {
 		}
 	}
 	put(t, path, string(text))
-	for _, name := range []string{"model.embed_tokens.lora_embedding_A", "model.embed_tokens.base_layer.weight", "lm_head.lora_A.weight"} {
+	for _, name := range []string{"model.embed_tokens.lora_embedding_A", "model.embed_tokens.base_layer.weight",
+		"lm_head.lora_A.weight"} {
 		tensors := []tensor.Item{{Name: "base_model.model." + name, Tensor: tensor.OfFloat32(make([]float32, 6), 3, 2)}}
 		if err := tensor.WriteSafetensors(filepath.Join(init, "adapter_model.safetensors"), nil, tensors); err != nil {
 			t.Fatal(err)
 		}
 		want := name[:strings.Index(name+".lora", ".lora")]
-		want = strings.TrimSuffix(want, ".base_layer.weight") + " is not a matrix of a layer; train adapters of matrices of the layers"
-		if _, err := run(1, "lora.init="+init, "output.dir="+filepath.Join(dir, "refused")); err == nil || !strings.Contains(err.Error(), want) {
+		want = strings.TrimSuffix(want, ".base_layer.weight") +
+			" is not a matrix of a layer; train adapters of matrices of the layers"
+		if _, err := run(1, "lora.init="+init, "output.dir="+filepath.Join(dir, "refused")); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("lora.init with %s: %v", name, err)
 		}
 		if strings.HasPrefix(name, "lm_head") { // this model's own matrix, with which it can be merged
 			continue
 		}
-		if code, _, errs := call("export", "--merge", init, filepath.Join(dir, "x")); code != status.InvalidConfig || !strings.Contains(errs, want) || strings.Contains(errs, "own base model") {
+		if code, _, errs := call("export", "--merge", init, filepath.Join(dir, "x")); code != status.InvalidConfig ||
+			!strings.Contains(errs, want) || strings.Contains(errs, "own base model") {
 			t.Errorf("export --merge with %s: %v %s", name, code, errs)
 		}
 	}
-	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"), base); code != status.InvalidArgument || !strings.Contains(errs, "never overwritten") {
+	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"),
+		base); code != status.InvalidArgument || !strings.Contains(errs, "never overwritten") {
 		t.Errorf("a merge into the base model: %v %s", code, errs)
 	}
 	other, err := os.ReadFile("../testdata/goldens/models/qwen2/model.safetensors")
@@ -237,7 +257,9 @@ func TestLoRAIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(base, "model.safetensors"), string(other))
-	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"), filepath.Join(dir, "x")); code != status.InvalidConfig || !strings.Contains(errs, "differ from the base model of checkpoint") {
+	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"),
+		filepath.Join(dir, "x")); code != status.InvalidConfig || !strings.Contains(errs,
+		"differ from the base model of checkpoint") {
 		t.Errorf("a merge with another base model: %v %s", code, errs)
 	}
 }

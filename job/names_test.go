@@ -17,8 +17,10 @@ import (
 // a pattern.
 func TestAnyName(t *testing.T) {
 	// files of the runs beside it: a checkpoint that is written, a flight record, curves
-	theirs := []string{"checkpoints/.step-00000004.part/rank-00000.safetensors", "flight/rank-00000.flight", "tensorboard/events.out.tfevents.1.host.1.0"}
-	for _, name := range []string{"run[12]", "lr[a]", "x[1", "a*b", "q?", `back\slash`, " two  words ", "line\nbreak", "größe 数", "-n", "100%d", "a'b\"c$HOME"} {
+	theirs := []string{"checkpoints/.step-00000004.part/rank-00000.safetensors", "flight/rank-00000.flight",
+		"tensorboard/events.out.tfevents.1.host.1.0"}
+	for _, name := range []string{"run[12]", "lr[a]", "x[1", "a*b", "q?", `back\slash`, " two  words ", "line\nbreak",
+		"größe 数", "-n", "100%d", "a'b\"c$HOME"} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, name)
@@ -29,10 +31,12 @@ func TestAnyName(t *testing.T) {
 				}
 				putIn(t, filepath.Join(root, decoy, "b.txt"), "not this job's data")
 			}
-			putIn(t, filepath.Join(dir, "a.txt"), strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40))
+			putIn(t, filepath.Join(dir, "a.txt"),
+				strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40))
 			putIn(t, filepath.Join(dir, "job.toml"), strings.Replace(kept, `"a.txt"`, `"*.txt"`, 1))
 			job := filepath.Join(dir, "job.toml")
-			if code, _, stderr := call(job, "--ranks", "2", "--set", "checkpoint.keep=9", "--set", "output.tensorboard=true"); code != status.OK {
+			if code, _, stderr := call(job, "--ranks", "2", "--set", "checkpoint.keep=9", "--set",
+				"output.tensorboard=true"); code != status.OK {
 				t.Fatalf("train: exit %d: %s", code, stderr)
 			}
 			want := losses(t, dir)
@@ -43,7 +47,8 @@ func TestAnyName(t *testing.T) {
 			putIn(t, filepath.Join(states, ".step-00000000.old", "rank-00000.safetensors"), "half")
 			// a file that the manifest does not list
 			putIn(t, filepath.Join(states, "step-00000002", "rank-00000.safetensors.keep"), "")
-			if code, _, stderr := call(job, "--ranks", "2", "--set", "checkpoint.keep=9"); code != status.OK || !slices.Equal(losses(t, dir), want) {
+			if code, _, stderr := call(job, "--ranks", "2", "--set", "checkpoint.keep=9"); code != status.OK ||
+				!slices.Equal(losses(t, dir), want) {
 				t.Fatalf("resume: exit %d: %s", code, stderr)
 			}
 			whole(t, "resumed", states, "step-00000002", "step-00000004", "step-00000006")
@@ -61,7 +66,8 @@ func TestAnyName(t *testing.T) {
 			}
 			for _, decoy := range []string{"run1", "run2", "aXb", "qq", "lra"} {
 				for _, name := range theirs {
-					if text, err := os.ReadFile(filepath.Join(root, decoy, "out", name)); err != nil || string(text) != decoy {
+					if text, err := os.ReadFile(filepath.Join(root, decoy, "out", name)); err != nil ||
+						string(text) != decoy {
 						t.Errorf("of the run in %s: %v", decoy, err)
 					}
 				}

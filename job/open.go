@@ -91,7 +91,9 @@ func (e *Env) setTimeout() (err error) {
 // sameCommand is the first check: ranks with different commands would call different collectives.
 // more are further fields to compare. Collective.
 func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
-	fields := []comm.Field{{Name: "verb", Value: o.verb}, {Name: "job file", Value: o.Path}, {Name: "arguments", Value: fmt.Sprintf("%q %q", o.words, o.compare)}, {Name: "--set", Value: fmt.Sprintf("%q", o.Sets)}}
+	fields := []comm.Field{{Name: "verb", Value: o.verb}, {Name: "job file", Value: o.Path},
+		{Name: "arguments", Value: fmt.Sprintf("%q %q", o.words, o.compare)},
+		{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)}}
 	return comm.Same(world, "command line", append(fields, more...)...)
 }
 
@@ -102,7 +104,8 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	if err := e.findPlaces(world); err != nil {
 		return err
 	}
-	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: e.threads, LocalRank: localRank(world), RanksOnNode: ranksOnNode,
+	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: e.threads, LocalRank: localRank(world),
+		RanksOnNode:   ranksOnNode,
 		Deterministic: t.Deterministic})
 	if err == nil {
 		e.Device = d
@@ -125,7 +128,8 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	}
 	e.freeHost = proc.FreeMemory() / int64(max(1, ranksOnNode))
 	info := d.Info()
-	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels, file.DTypeName(e.Compute))
+	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels,
+		file.DTypeName(e.Compute))
 	if why != "" {
 		text += ": " + why
 	}
@@ -163,7 +167,8 @@ func (e *Env) chooseMesh(world comm.Comm) error {
 	if err := world.Broadcast(nil, tensor.OfInt64(degrees, 4), 0); err != nil || degrees[0] == 0 {
 		return err
 	}
-	e.Job.Choose(file.Mesh{World: int64(world.Size()), Ulysses: degrees[0], Ring: degrees[1], Replicas: degrees[2], Gather: degrees[3] == 1})
+	e.Job.Choose(file.Mesh{World: int64(world.Size()), Ulysses: degrees[0], Ring: degrees[1], Replicas: degrees[2],
+		Gather: degrees[3] == 1})
 	return comm.Agree(world, e.Job.Resolve(world.Size()))
 }
 
@@ -188,7 +193,8 @@ func (e *Env) openMesh(host comm.Comm) error {
 		e.Log.Info().Msg("communicator: " + why)
 	}
 	e.layered = c != host
-	if e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
+	if e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock,
+		e.Watch); err != nil {
 		return err
 	}
 	if err = e.Mesh.DivideExperts(int(e.Job.Mesh.Experts), e.Ledger, e.Clock, e.Watch); err != nil {

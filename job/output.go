@@ -48,7 +48,8 @@ func (e *Env) refuseUsedFile() error {
 		info, statErr := os.Stat(*output)
 		from, _ := os.Stat(*input)
 		if statErr == nil && info.Mode().IsRegular() && (from == nil || !os.SameFile(info, from)) {
-			err = j.Errorf(status.InvalidConfig, j.Kind+".output", "%s exists; name another file, or set output.overwrite = true (--force)", *output)
+			err = j.Errorf(status.InvalidConfig, j.Kind+".output",
+				"%s exists; name another file, or set output.overwrite = true (--force)", *output)
 		}
 	}
 	return comm.Agree(e.Mesh.World, err)
@@ -112,7 +113,9 @@ func (e *Env) checkKinds() error {
 	for _, name := range j.OutputFolders() {
 		path := filepath.Join(j.Output.Dir, name)
 		if info, err := os.Stat(path); err == nil && !info.IsDir() {
-			return status.Errorf(status.IO, "output.dir: %s is a file, and the run writes a folder of this name; remove it, or choose another output.dir", path)
+			return status.Errorf(status.IO,
+				"output.dir: %s is a file, and the run writes a folder of this name; remove it, or choose another output.dir",
+				path)
 		}
 	}
 	return nil
@@ -221,7 +224,8 @@ func (s *session) checkRoom() error {
 	if free >= needed {
 		return nil
 	}
-	return j.Errorf(status.IO, "output.dir", "%s has %s free, and the run writes at least %s there (weights of the model %s, a checkpoint %s); make room, or choose another output.dir",
+	return j.Errorf(status.IO, "output.dir",
+		"%s has %s free, and the run writes at least %s there (weights of the model %s, a checkpoint %s); make room, or choose another output.dir",
 		j.Output.Dir, units.Bytes(free), units.Bytes(needed), units.Bytes(weights), units.Bytes(state))
 }
 
@@ -255,7 +259,8 @@ func (s *session) refuseResults() error {
 	if len(steps) > 0 {
 		found = append(found, fmt.Sprintf("%s/ up to step %d", j.Checkpoint.Dir, steps[len(steps)-1]))
 	}
-	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, j.ModelFolder()+"/") {
+	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() &&
+		!slices.Contains(found, j.ModelFolder()+"/") {
 		if len(found) > 0 {
 			s.Log.Warn().Msgf("output.dir: the %v has ended before its first checkpoint; the run starts again", before)
 		}
@@ -264,6 +269,7 @@ func (s *session) refuseResults() error {
 	if len(found) == 0 {
 		return nil
 	}
-	return j.Errorf(status.InvalidConfig, "output.dir", "%s has results of another run (%s); choose another output.dir, or set output.overwrite = true (--force)",
+	return j.Errorf(status.InvalidConfig, "output.dir",
+		"%s has results of another run (%s); choose another output.dir, or set output.overwrite = true (--force)",
 		j.Output.Dir, strings.Join(found, ", "))
 }

@@ -18,7 +18,8 @@ func baseModel(t *testing.T, dir string) (base string, sets []string) {
 	if err := os.CopyFS(base, os.DirFS("../testdata/goldens/models/llama3")); err != nil {
 		t.Fatal(err)
 	}
-	return base, []string{"model.new={}", "model.path=" + base, "data.tokenizer=bytes", "optimizer.lr=1e-4", "train.steps=2"}
+	return base, []string{"model.new={}", "model.path=" + base, "data.tokenizer=bytes", "optimizer.lr=1e-4",
+		"train.steps=2"}
 }
 
 func link(t *testing.T, to, at string) string {
@@ -57,7 +58,8 @@ func TestExportOverwritesNothingUnasked(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(base, "sub"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	for _, folder := range []string{base, link(t, "base", filepath.Join(dir, "link")), filepath.Join(base, "sub"), filepath.Join(base, "new"), dir} {
+	for _, folder := range []string{base, link(t, "base", filepath.Join(dir, "link")), filepath.Join(base, "sub"),
+		filepath.Join(base, "new"), dir} {
 		for _, force := range [][]string{nil, {"--force"}} {
 			code, _, errs := call(append([]string{"export", states, folder}, force...)...)
 			want := "the folder of the base model (model.path of the run), which is never overwritten; name another folder"
@@ -74,7 +76,9 @@ func TestExportOverwritesNothingUnasked(t *testing.T) {
 	exports(t, states, folder)
 	put(t, filepath.Join(folder, "config.json"), "mine")
 	same = unchanged(t, folder)
-	if code, _, errs := call("export", states, folder); code != status.InvalidArgument || !strings.Contains(errs, folder+" holds a model (config.json, model.safetensors), which would be replaced; name another folder, or add --force") {
+	if code, _, errs := call("export", states, folder); code != status.InvalidArgument ||
+		!strings.Contains(errs,
+			folder+" holds a model (config.json, model.safetensors), which would be replaced; name another folder, or add --force") {
 		t.Errorf("export for the second time: %v: %s", code, errs)
 	}
 	same("export for the second time")
@@ -134,9 +138,12 @@ func TestOperatorOutputExists(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "out.safetensors")
 		put(t, file, "mine")
 		run := func(sets ...string) error {
-			return Run(Options{Path: job, Sets: append(sets, kind+".output="+file, "device.backend=cpu"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard})
+			return Run(Options{Path: job, Sets: append(sets, kind+".output="+file, "device.backend=cpu"), Ranks: 2,
+				Stdout: io.Discard, Stderr: io.Discard})
 		}
-		expectFault(t, run(), status.InvalidConfig, []string{kind + ".output: " + file + " exists; name another file, or set output.overwrite = true (--force)"})
+		expectFault(t, run(), status.InvalidConfig,
+			[]string{kind + ".output: " + file +
+				" exists; name another file, or set output.overwrite = true (--force)"})
 		if text(t, file) != "mine" {
 			t.Errorf("%s: the file was changed", kind)
 		}
@@ -144,7 +151,8 @@ func TestOperatorOutputExists(t *testing.T) {
 			t.Errorf("%s: output.overwrite = true: %v", kind, err)
 		}
 		put(t, file, "mine")
-		if code, _, errs := call(job, "--force", "-n", "2", "--set", kind+".output="+file, "--set", "device.backend=cpu"); code != status.OK || text(t, file) == "mine" {
+		if code, _, errs := call(job, "--force", "-n", "2", "--set", kind+".output="+file, "--set",
+			"device.backend=cpu"); code != status.OK || text(t, file) == "mine" {
 			t.Errorf("%s: --force: %v: %s", kind, code, errs)
 		}
 	}

@@ -70,7 +70,8 @@ func TestUsedFolder(t *testing.T) {
 		{"without checkpoints", "checkpoint.every=0", "checkpoint.every=0", all},
 		{"another seed", "checkpoint.every=0", "checkpoint.every=0 seed=6", all},
 		{"afresh", "train.steps=6", "checkpoint.resume=off", all + ", checkpoints/ up to step 6"},
-		{"afresh, without a model", "train.steps=6", "checkpoint.resume=off output.model=false output.trace=[]", "metrics.jsonl, report.html, checkpoints/ up to step 6"},
+		{"afresh, without a model", "train.steps=6", "checkpoint.resume=off output.model=false output.trace=[]",
+			"metrics.jsonl, report.html, checkpoints/ up to step 6"},
 		{"an evaluation's", "kind=eval eval.split=0.2 output.trace=[]", "eval.split=0.2", "metrics.jsonl, report.html"},
 	} {
 		removeAll(t, out)
@@ -80,13 +81,15 @@ func TestUsedFolder(t *testing.T) {
 		before := tree(t, out)
 		for _, ranks := range []int{1, 2, 4} {
 			_, err := run(ranks, strings.Fields(x.second)...)
-			expectFault(t, err, status.InvalidConfig, []string{"job.toml:", "output.dir: " + out + " has results of another run (" + x.found +
-				"); choose another output.dir, or set output.overwrite = true (--force)"})
+			expectFault(t, err, status.InvalidConfig,
+				[]string{"job.toml:", "output.dir: " + out + " has results of another run (" + x.found +
+					"); choose another output.dir, or set output.overwrite = true (--force)"})
 			if !maps.Equal(tree(t, out), before) {
 				t.Errorf("%s: files were changed", x.name)
 			}
 		}
-		if _, err := run(2, append(strings.Fields(x.second), "output.overwrite=true")...); err != nil || len(readMetrics(t, filepath.Join(out, "metrics.jsonl"))) < 6 {
+		if _, err := run(2, append(strings.Fields(x.second), "output.overwrite=true")...); err != nil ||
+			len(readMetrics(t, filepath.Join(out, "metrics.jsonl"))) < 6 {
 			t.Errorf("%s, with output.overwrite: %v", x.name, err)
 		}
 	}
@@ -95,12 +98,15 @@ func TestUsedFolder(t *testing.T) {
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs := call(filepath.Join(dir, "job.toml"), "-n", "2", "--set", "checkpoint.resume=off", "--force"); code != status.OK {
+	if code, _, errs := call(filepath.Join(dir, "job.toml"), "-n", "2", "--set", "checkpoint.resume=off",
+		"--force"); code != status.OK {
 		t.Errorf("--force: %v: %s", code, errs)
 	}
 	// A checkpoint of another run is refused, also with --force.
 	_, err := run(2, "seed=7", "output.overwrite=true")
-	expectFault(t, err, status.InvalidConfig, []string{"is of another run: seed is 7, it was 5", `use another output.dir, or set checkpoint.resume = "off" and output.overwrite = true to start afresh`})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"is of another run: seed is 7, it was 5",
+			`use another output.dir, or set checkpoint.resume = "off" and output.overwrite = true to start afresh`})
 
 	// A run that resumes from a checkpoint of another folder writes into its own folder.
 	elsewhere := filepath.Join(dir, "elsewhere")
@@ -110,7 +116,9 @@ func TestUsedFolder(t *testing.T) {
 	}
 	before := tree(t, elsewhere)
 	_, err = run(2, "output.dir="+elsewhere, state)
-	expectFault(t, err, status.InvalidConfig, []string{"output.dir: " + elsewhere + " has results of another run (metrics.jsonl, report.html, model/, checkpoints/ up to step 6)"})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"output.dir: " + elsewhere +
+			" has results of another run (metrics.jsonl, report.html, model/, checkpoints/ up to step 6)"})
 	if !maps.Equal(tree(t, elsewhere), before) {
 		t.Error("a checkpoint of elsewhere: files were changed")
 	}
@@ -123,7 +131,8 @@ func TestUsedFolder(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if names := entries(t, elsewhere); !slices.Equal(names, []string{"checkpoints", "metrics.jsonl", "model", "notes.txt", "report.html", "trace.json"}) {
+	if names := entries(t, elsewhere); !slices.Equal(names,
+		[]string{"checkpoints", "metrics.jsonl", "model", "notes.txt", "report.html", "trace.json"}) {
 		t.Errorf("a finished run leaves %v", names)
 	}
 }
@@ -136,7 +145,8 @@ func TestEndedBeforeACheckpoint(t *testing.T) {
 			if _, err := run(2, "optimizer.lr=1e18", "optimizer.warmup=0"); status.Of(err) != status.Numeric {
 				t.Fatal(err)
 			}
-		} else if out, err := child(dir, "ULYSSES_TEST_SETS=checkpoint.every=0 optimizer.clip=0.0", "ULYSSES_FAULT=kill:1:3").CombinedOutput(); err == nil {
+		} else if out, err := child(dir, "ULYSSES_TEST_SETS=checkpoint.every=0 optimizer.clip=0.0",
+			"ULYSSES_FAULT=kill:1:3").CombinedOutput(); err == nil {
 			t.Fatalf("%s", out)
 		}
 		if len(losses(t, dir)) == 0 {
@@ -151,7 +161,8 @@ func TestEndedBeforeACheckpoint(t *testing.T) {
 			t.Errorf("%s, and run again: %v, %d steps", x, err, len(losses(t, dir)))
 		}
 		_, err = run(2) // the run is finished now
-		expectFault(t, err, status.InvalidConfig, []string{"has results of another run (metrics.jsonl, report.html, model/)"})
+		expectFault(t, err, status.InvalidConfig,
+			[]string{"has results of another run (metrics.jsonl, report.html, model/)"})
 		removeAll(t, filepath.Join(dir, "out"))
 	}
 }
@@ -164,7 +175,8 @@ func TestLinksInOutputDir(t *testing.T) {
 	putIn(t, filepath.Join(other, "file"), "mine")
 	putIn(t, filepath.Join(other, "sub", "config.json"), "mine")
 	for _, x := range []struct{ name, to string }{
-		{"metrics.jsonl", "../other/file"}, {"report.html", "../other/file"}, {"trace.json", "../other/file"}, {"model", "../other/sub"}, {"checkpoints", "../other/sub"},
+		{"metrics.jsonl", "../other/file"}, {"report.html", "../other/file"}, {"trace.json", "../other/file"},
+		{"model", "../other/sub"}, {"checkpoints", "../other/sub"},
 		{"metrics.jsonl", "nowhere"}, {".owner.json", "../other/file"},
 	} {
 		removeAll(t, real)
@@ -212,7 +224,8 @@ func TestReportWithoutModel(t *testing.T) {
 	dir, run := newKept(t, "train.steps=400", "checkpoint.every=0")
 	out := filepath.Join(dir, "out")
 	done := inBackground(func() error { _, err := run(2); return err })
-	for info, err := os.Stat(filepath.Join(out, "metrics.jsonl")); err != nil || info.Size() == 0; info, err = os.Stat(filepath.Join(out, "metrics.jsonl")) {
+	for info, err := os.Stat(filepath.Join(out, "metrics.jsonl")); err != nil || info.Size() == 0; info,
+		err = os.Stat(filepath.Join(out, "metrics.jsonl")) {
 		time.Sleep(time.Millisecond)
 	}
 	putIn(t, filepath.Join(out, "model"), "")
@@ -255,7 +268,9 @@ func TestJobsInOneFolder(t *testing.T) {
 	for range jobs - 1 {
 		select {
 		case i := <-ended:
-			if codes[i] != int(status.IO) || !strings.Contains(errs[i].String(), "output.dir: "+out+" is in use by the train job "+filepath.Join(dir, "job.toml")+" on ") {
+			if codes[i] != int(status.IO) ||
+				!strings.Contains(errs[i].String(), "output.dir: "+out+" is in use by the train job "+
+					filepath.Join(dir, "job.toml")+" on ") {
 				t.Errorf("exit %d: %s", codes[i], errs[i].String())
 			}
 		case <-time.After(time.Minute):
@@ -264,7 +279,8 @@ func TestJobsInOneFolder(t *testing.T) {
 	}
 	for range 6000 {
 		lines, _ := os.ReadFile(filepath.Join(out, "metrics.jsonl"))
-		if states, _ := filepath.Glob(filepath.Join(out, "checkpoints", "step-*")); len(states) == 1 && bytes.Count(lines, []byte("\n")) == 2 {
+		if states, _ := filepath.Glob(filepath.Join(out, "checkpoints", "step-*")); len(states) == 1 &&
+			bytes.Count(lines, []byte("\n")) == 2 {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -279,7 +295,8 @@ func TestJobsInOneFolder(t *testing.T) {
 		after := tree(t, out)
 		maps.DeleteFunc(before, quiet)
 		maps.DeleteFunc(after, quiet)
-		expectFault(t, err, status.IO, []string{"is in use by the train job ", "; choose another output.dir, or wait until that job has ended"})
+		expectFault(t, err, status.IO,
+			[]string{"is in use by the train job ", "; choose another output.dir, or wait until that job has ended"})
 		if !maps.Equal(after, before) {
 			t.Errorf("%v: a refused job touched the folder", more)
 		}
@@ -354,8 +371,10 @@ func TestFolderRemovedDuringARun(t *testing.T) {
 		cmd.Wait()
 		// Among goroutine ranks, a peer that was ended may report first; it quotes the rank at
 		// fault.
-		if code := status.Code(cmd.ProcessState.ExitCode()); code != status.IO && code != status.Comm || !strings.Contains(stderr.String(), out) ||
-			!strings.Contains(stderr.String(), "removed or replaced") && !strings.Contains(stderr.String(), "no such file") {
+		if code := status.Code(cmd.ProcessState.ExitCode()); code != status.IO && code != status.Comm ||
+			!strings.Contains(stderr.String(), out) ||
+			!strings.Contains(stderr.String(), "removed or replaced") &&
+				!strings.Contains(stderr.String(), "no such file") {
 			t.Errorf("%s: %v: %s", x.name, code, stderr.String())
 		}
 	}
@@ -378,13 +397,18 @@ func (s *spoiler) Write(line []byte) (int, error) {
 // A folder that is removed after the last step also ends the run with an error, although writing
 // the model or a checkpoint would create the folder again.
 func TestFolderRemovedAtTheEnd(t *testing.T) {
-	for _, sets := range []string{"checkpoint.every=0", "checkpoint.every=6", "checkpoint.every=0 output.model=false", "checkpoint.every=0 output.trace=[1,2] output.model=false"} {
+	for _, sets := range []string{"checkpoint.every=0", "checkpoint.every=6", "checkpoint.every=0 output.model=false",
+		"checkpoint.every=0 output.trace=[1,2] output.model=false"} {
 		dir, _ := newKept(t)
 		out := filepath.Join(dir, "out")
 		var stdout bytes.Buffer
 		log := &spoiler{at: "train step=6 of=6", does: func() { removeAll(t, out) }}
-		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: strings.Fields(sets), Ranks: 2, Stdout: &stdout, Stderr: log})
-		if code := status.Of(err); code != status.IO && code != status.Comm || !strings.Contains(err.Error(), "output.dir: "+out+" was removed or replaced while the job ran, and results are lost with it; run the job again") {
+		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: strings.Fields(sets), Ranks: 2, Stdout: &stdout,
+			Stderr: log})
+		if code := status.Of(err); code != status.IO && code != status.Comm ||
+			!strings.Contains(err.Error(),
+				"output.dir: "+out+
+					" was removed or replaced while the job ran, and results are lost with it; run the job again") {
 			t.Errorf("%s: %v: %v", sets, code, err)
 		}
 		if _, err := os.Lstat(out); err == nil {

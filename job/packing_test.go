@@ -17,11 +17,13 @@ import (
 func TestBestFitRun(t *testing.T) {
 	var lines []string
 	for i := range 90 {
-		lines = append(lines, fmt.Sprintf(`{"text": "%d: %s"}`, i, strings.Repeat("the cat sat on the mat ", 9)[:1+i*i%39]))
+		lines = append(lines,
+			fmt.Sprintf(`{"text": "%d: %s"}`, i, strings.Repeat("the cat sat on the mat ", 9)[:1+i*i%39]))
 	}
 	path := filepath.Join(t.TempDir(), "a.jsonl")
 	put(t, path, strings.Join(lines, "\n"))
-	sets := []string{"data.path=" + path, "data.packing=best-fit", "data.shuffle_documents=true", "output.overwrite=true"}
+	sets := []string{"data.path=" + path, "data.packing=best-fit", "data.shuffle_documents=true",
+		"output.overwrite=true"}
 	dir, run := newKept(t, sets...)
 	if _, err := run(1); err != nil {
 		t.Fatal(err)
@@ -38,7 +40,8 @@ func TestBestFitRun(t *testing.T) {
 	for _, x := range []struct {
 		ranks int
 		mesh  string
-	}{{2, "parallel.ulysses=2"}, {2, "parallel.ulysses=1"}, {4, "parallel.ulysses=4"}, {4, "parallel.ulysses=2"}, {4, "parallel.ring=2"}} {
+	}{{2, "parallel.ulysses=2"}, {2, "parallel.ulysses=1"}, {4, "parallel.ulysses=4"}, {4, "parallel.ulysses=2"},
+		{4, "parallel.ring=2"}} {
 		if _, err := run(x.ranks, x.mesh, "checkpoint.resume=off", "parallel.zero=1"); err != nil {
 			t.Fatal(x, err)
 		}

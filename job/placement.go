@@ -97,9 +97,12 @@ func kindFault(all []place) error {
 	describe := func(rank int) string {
 		nodes := nodesOf(all)
 		n := nodes[slices.IndexFunc(nodes, func(n node) bool { return n.host == all[rank].Host })]
-		return fmt.Sprintf("rank %d on %s uses %s (%s there, %s)", rank, n.host, all[rank].Kind, units.Count(len(n.ranks), "rank"), units.Count(n.gpus(all), "GPU"))
+		return fmt.Sprintf("rank %d on %s uses %s (%s there, %s)", rank, n.host, all[rank].Kind,
+			units.Count(len(n.ranks), "rank"), units.Count(n.gpus(all), "GPU"))
 	}
-	return status.Errorf(status.InvalidConfig, "device.backend: %s, %s; give every node GPUs (srun --gpus-per-node), or set device.backend = \"cpu\"", describe(0), describe(other))
+	return status.Errorf(status.InvalidConfig,
+		"device.backend: %s, %s; give every node GPUs (srun --gpus-per-node), or set device.backend = \"cpu\"",
+		describe(0), describe(other))
 }
 
 // placementWarnings returns what makes a job slower than it could be on these nodes. perSequence is
@@ -108,15 +111,19 @@ func placementWarnings(all []place, perSequence, threads int) (texts []string) {
 	nodes := nodesOf(all)
 	for _, n := range nodes[1:] {
 		if first := nodes[0]; len(n.ranks) != len(first.ranks) {
-			texts = append(texts, fmt.Sprintf("launch: %s has %s and %s has %s: two-level all-to-alls are not possible; start the same number on each node (srun --ntasks-per-node, mpirun --map-by ppr:N:node)",
-				first.host, units.Count(len(first.ranks), "rank"), n.host, units.Count(len(n.ranks), "rank")))
+			texts = append(texts,
+				fmt.Sprintf(
+					"launch: %s has %s and %s has %s: two-level all-to-alls are not possible; start the same number on each node (srun --ntasks-per-node, mpirun --map-by ppr:N:node)",
+					first.host, units.Count(len(first.ranks), "rank"), n.host, units.Count(len(n.ranks), "rank")))
 			break
 		}
 	}
 	for _, n := range nodes {
 		if gpus := n.gpus(all); gpus > 0 && gpus < len(n.ranks) {
-			texts = append(texts, fmt.Sprintf("device: the %s on %s share the memory and the speed of %s; start one rank for each GPU (srun --ntasks-per-node=%[4]d), or give the node more (--gpus-per-node=%[5]d)",
-				units.Count(len(n.ranks), "rank"), n.host, units.Count(gpus, "GPU"), gpus, len(n.ranks)))
+			texts = append(texts,
+				fmt.Sprintf(
+					"device: the %s on %s share the memory and the speed of %s; start one rank for each GPU (srun --ntasks-per-node=%[4]d), or give the node more (--gpus-per-node=%[5]d)",
+					units.Count(len(n.ranks), "rank"), n.host, units.Count(gpus, "GPU"), gpus, len(n.ranks)))
 			break
 		}
 	}
@@ -125,15 +132,19 @@ func placementWarnings(all []place, perSequence, threads int) (texts []string) {
 	}
 	for r, p := range all {
 		if cores := len(proc.CoreList(p.Cores)); cores > 0 && threads > cores {
-			texts = append(texts, fmt.Sprintf("device.threads = %d: rank %d on %s may run on %s (%s); give each rank more (srun --cpus-per-task=%[1]d, mpirun --bind-to none), or lower device.threads",
-				threads, r, p.Host, units.Count(cores, "core"), p.Cores))
+			texts = append(texts,
+				fmt.Sprintf(
+					"device.threads = %d: rank %d on %s may run on %s (%s); give each rank more (srun --cpus-per-task=%[1]d, mpirun --bind-to none), or lower device.threads",
+					threads, r, p.Host, units.Count(cores, "core"), p.Cores))
 			break
 		}
 	}
 	for r, p := range all {
 		if far(p) {
-			texts = append(texts, fmt.Sprintf("device: rank %d on %s runs on cores %s, and its GPU is on NUMA node %d, whose cores are %s; bind ranks near their GPUs (srun --gpu-bind=closest, mpirun --map-by numa)",
-				r, p.Host, p.Cores, p.NUMA, p.Near))
+			texts = append(texts,
+				fmt.Sprintf(
+					"device: rank %d on %s runs on cores %s, and its GPU is on NUMA node %d, whose cores are %s; bind ranks near their GPUs (srun --gpu-bind=closest, mpirun --map-by numa)",
+					r, p.Host, p.Cores, p.NUMA, p.Near))
 			break
 		}
 	}
@@ -143,7 +154,8 @@ func placementWarnings(all []place, perSequence, threads int) (texts []string) {
 // far reports whether a rank may run on no core of the NUMA node of its GPU.
 func far(p place) bool {
 	near, own := proc.CoreList(p.Near), proc.CoreList(p.Cores)
-	return len(near) > 0 && len(own) > 0 && !slices.ContainsFunc(own, func(c int) bool { return slices.Contains(near, c) })
+	return len(near) > 0 && len(own) > 0 &&
+		!slices.ContainsFunc(own, func(c int) bool { return slices.Contains(near, c) })
 }
 
 // scattered returns the warning for a sequence whose ranks are on several nodes, if the nodes are
@@ -162,7 +174,8 @@ func scattered(all []place, nodes []node, perSequence int) string {
 			}
 		}
 		if len(hosts) > 1 {
-			return fmt.Sprintf("launch: ranks %d to %d share a sequence and are on %s, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block, mpirun --map-by core)",
+			return fmt.Sprintf(
+				"launch: ranks %d to %d share a sequence and are on %s, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block, mpirun --map-by core)",
 				first, first+perSequence-1, strings.Join(hosts, ", "))
 		}
 	}
@@ -185,7 +198,8 @@ func (e *Env) findPlaces(world comm.Comm) error {
 // checkPlaces gathers the devices of all ranks and refuses ranks with and without a GPU in one job.
 // Collective: all ranks return the same error.
 func (e *Env) checkPlaces(world comm.Comm) (err error) {
-	if e.places, err = comm.GatherJSON(world, "device", ownPlace().withDevice(e.Device.Info().Kind, backends.GPUID(e.Device), "/")); err != nil {
+	if e.places, err = comm.GatherJSON(world, "device",
+		ownPlace().withDevice(e.Device.Info().Kind, backends.GPUID(e.Device), "/")); err != nil {
 		return err
 	}
 	return kindFault(e.places)

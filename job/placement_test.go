@@ -58,7 +58,8 @@ func TestPlacementWarnings(t *testing.T) {
 			all[1].Host, all[2].Host = "n2", "n1"
 			return all
 		}(), 2, 0, "launch: ranks 0 to 1 share a sequence and are on n1, n2, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block, mpirun --map-by core)"},
-		"threads": {places(2, 4, false), 4, 6, "device.threads = 6: rank 0 on n1 may run on 4 cores (0-3); give each rank more (srun --cpus-per-task=6"},
+		"threads": {places(2, 4, false), 4, 6,
+			"device.threads = 6: rank 0 on n1 may run on 4 cores (0-3); give each rank more (srun --cpus-per-task=6"},
 		"far": {func() []place {
 			all := places(1, 2, true)
 			all[1].NUMA, all[1].Near = 1, "64-127"
@@ -94,7 +95,8 @@ func TestThreadsOf(t *testing.T) {
 		all  []place
 		want int
 	}{
-		{places(2, 4, false), 4}, {free("0-7"), 8}, {free("0-7", "0-7"), 4}, {free("0-7", "0-7", "0-7"), 2}, {free("0", "0"), 1}, {free("0-3", "0-7"), 2},
+		{places(2, 4, false), 4}, {free("0-7"), 8}, {free("0-7", "0-7"), 4}, {free("0-7", "0-7", "0-7"), 2},
+		{free("0", "0"), 1}, {free("0-3", "0-7"), 2},
 		{append(free("0-7"), place{Host: "n2", Cores: "0-7"}), 8}, {free(""), max(1, runtime.NumCPU()/2)},
 	} {
 		if got := threadsOf(c.all, 0, 2); got != c.want {
@@ -106,7 +108,9 @@ func TestThreadsOf(t *testing.T) {
 // The cores near a GPU come from the files of the system.
 func TestPlaceOfGPU(t *testing.T) {
 	root := t.TempDir()
-	for path, text := range map[string]string{"proc/driver/nvidia/gpus/0000:ca:00.0/information": "GPU UUID: \t GPU-b\n", "sys/bus/pci/devices/0000:ca:00.0/numa_node": "1\n", "sys/devices/system/node/node1/cpulist": "4-7\n"} {
+	for path, text := range map[string]string{
+		"proc/driver/nvidia/gpus/0000:ca:00.0/information": "GPU UUID: \t GPU-b\n",
+		"sys/bus/pci/devices/0000:ca:00.0/numa_node":       "1\n", "sys/devices/system/node/node1/cpulist": "4-7\n"} {
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)

@@ -20,7 +20,8 @@ func freshTree(t *testing.T, paths ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := exec.Command("git", append([]string{"-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--"}, paths...)...)
+	list := exec.Command("git",
+		append([]string{"-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--"}, paths...)...)
 	out, err := list.Output()
 	if err != nil {
 		t.Fatalf("%v: %v", list, err)
@@ -126,7 +127,8 @@ func TestPlanTakesTheRanksOfTheJob(t *testing.T) {
 func TestPlanForAGPUThatIsNotHere(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
 	path := planned(t, "hybrid")
-	if code, _, errs := call("plan", path, "--set", "device.backend=cuda"); code != status.Device || !strings.Contains(errs, "--cluster") {
+	if code, _, errs := call("plan", path, "--set", "device.backend=cuda"); code != status.Device ||
+		!strings.Contains(errs, "--cluster") {
 		t.Errorf("%v %s", code, errs)
 	}
 	cluster := filepath.Join(t.TempDir(), "c.toml")
@@ -135,7 +137,8 @@ func TestPlanForAGPUThatIsNotHere(t *testing.T) {
 	}
 	for _, sets := range []string{"device.backend=cuda", "device.backend=auto", "device.dtype=f32"} {
 		code, out, errs := call("plan", path, "--set", "device.backend=cuda", "--set", sets, "--cluster", cluster)
-		if code != status.OK || !strings.Contains(out, "2 ranks, ulysses 2") || !strings.Contains(out, "NVIDIA H100") || !strings.Contains(out, "working memory") {
+		if code != status.OK || !strings.Contains(out, "2 ranks, ulysses 2") || !strings.Contains(out, "NVIDIA H100") ||
+			!strings.Contains(out, "working memory") {
 			t.Errorf("%s: %v %s%s", sets, code, out, errs)
 		}
 	}

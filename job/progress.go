@@ -29,8 +29,10 @@ const notTargets = "a target is neither the first token of a sequence or a docum
 func newProgress(e *Env, steps, done int64) *progress {
 	p := &progress{env: e, steps: steps, totals: &report.Totals{Resumed: done}}
 	if e.bar && steps > 0 {
-		p.bar = progressbar.NewOptions64(steps, progressbar.OptionSetWriter(e.Stderr.to), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
-			progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+		p.bar = progressbar.NewOptions64(steps, progressbar.OptionSetWriter(e.Stderr.to),
+			progressbar.OptionSetWidth(24), progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true),
+			progressbar.OptionThrottle(100*time.Millisecond),
+			progressbar.OptionClearOnFinish())
 		_ = p.bar.Set64(done)
 		e.Stderr.underBar(func() { _ = p.bar.Clear() })
 	}
@@ -41,7 +43,8 @@ func (p *progress) step(r *train.Record) error {
 	p.totals.AddStep(r)
 	if r.TargetTokens == 0 && !p.untargeted {
 		p.untargeted = true
-		p.env.Log.Warn().Int64("step", r.Step).Msg("train: no token of the step is a target (" + notTargets + "), so the loss is 0 and only weight decay changes weights; " +
+		p.env.Log.Warn().Int64("step", r.Step).Msg("train: no token of the step is a target (" + notTargets +
+			"), so the loss is 0 and only weight decay changes weights; " +
 			"train on longer documents; later steps of this kind have no warning")
 	}
 	now, done := time.Now(), p.totals.Resumed
@@ -54,8 +57,10 @@ func (p *progress) step(r *train.Record) error {
 	case r.Step == done+1 || r.Step == p.steps || now.After(p.next):
 		p.next = now.Add(5 * time.Second)
 		left := p.totals.Seconds / float64(r.Step-done) * float64(p.steps-r.Step)
-		p.env.Log.Info().Int64("step", r.Step).Int64("of", p.steps).Float64("loss", float64(r.Loss)).Float64("grad_norm", float64(r.GradNorm)).
-			Float64("lr", r.LR).Float64("tokens_per_second", r.TokensPerSecond).Float64("seconds_left", math.Round(left)).Msg("train")
+		p.env.Log.Info().Int64("step", r.Step).Int64("of", p.steps).Float64("loss",
+			float64(r.Loss)).Float64("grad_norm", float64(r.GradNorm)).
+			Float64("lr", r.LR).Float64("tokens_per_second", r.TokensPerSecond).Float64("seconds_left",
+			math.Round(left)).Msg("train")
 	}
 	return nil
 }
@@ -63,16 +68,21 @@ func (p *progress) step(r *train.Record) error {
 func (p *progress) eval(r *train.EvalRecord) {
 	p.totals.Evals = append(p.totals.Evals, r)
 	if r.EvalTokens == 0 {
-		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: no token of the evaluation's files is a target (" + notTargets + "), " +
+		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: no token of the evaluation's files is a target (" +
+			notTargets + "), " +
 			"so the loss is 0 and has no meaning; evaluate longer documents")
 		return
 	}
 	for _, set := range r.Sets {
 		if set.Tokens == 0 {
-			p.env.Log.Warn().Int64("step", r.Step).Msgf("eval: no token of the set %s is a target (%s), so its loss is 0 and has no meaning; evaluate longer documents", set.Name, notTargets)
+			p.env.Log.Warn().Int64("step",
+				r.Step).Msgf(
+				"eval: no token of the set %s is a target (%s), so its loss is 0 and has no meaning; evaluate longer documents",
+				set.Name, notTargets)
 		}
 	}
-	line := p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity", math.Exp(float64(r.EvalLoss))).
+	line := p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity",
+		math.Exp(float64(r.EvalLoss))).
 		Int64("eval_tokens", r.EvalTokens)
 	for _, set := range r.Sets {
 		line.Float64("eval_"+set.Name+"_loss", float64(set.Loss))

@@ -20,7 +20,8 @@ import (
 // The resolved job of the report is a job file that reads as the same job. It has the values of
 // --set and of the program, and comes before the job file's text.
 func TestResolvedJob(t *testing.T) {
-	dir, run := newKept(t, "checkpoint.every=0", `model.new.rope_parameters={rope_theta=5e4, rope_type="default"}`, "optimizer.lr=2e-3", "train.epochs=2", "train.steps=0")
+	dir, run := newKept(t, "checkpoint.every=0", `model.new.rope_parameters={rope_theta=5e4, rope_type="default"}`,
+		"optimizer.lr=2e-3", "train.epochs=2", "train.steps=0")
 	if _, err := run(4, "parallel.ulysses=0"); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,8 @@ func TestResolvedJob(t *testing.T) {
 		}
 	}
 	resolved = strings.NewReplacer(`<pre id="resolved">`, "", "</pre>", "", "&#34;", `"`).Replace(resolved)
-	for _, want := range []string{"lr = 0.002  # by --set", "ulysses = 1  # chosen by the program: --set has 0", "accumulate = 1  # chosen by the program", "warmup = 2.0\n", "[model.new]"} {
+	for _, want := range []string{"lr = 0.002  # by --set", "ulysses = 1  # chosen by the program: --set has 0",
+		"accumulate = 1  # chosen by the program", "warmup = 2.0\n", "[model.new]"} {
 		if !strings.Contains(resolved, want) {
 			t.Errorf("no %q in\n%s", want, resolved)
 		}
@@ -46,8 +48,9 @@ func TestResolvedJob(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, resolved)
 	}
-	if j.Optimizer.LR != 2e-3 || j.Parallel.Ulysses != 1 || j.Train.Steps < 2 || j.Data.Sequence != 48 || j.Seed != 5 || !reflect.DeepEqual(j.Model.New["rope_parameters"],
-		map[string]any{"rope_theta": 5e4, "rope_type": "default"}) || j.Model.New["hidden_size"] != int64(24) {
+	if j.Optimizer.LR != 2e-3 || j.Parallel.Ulysses != 1 || j.Train.Steps < 2 || j.Data.Sequence != 48 || j.Seed != 5 ||
+		!reflect.DeepEqual(j.Model.New["rope_parameters"],
+			map[string]any{"rope_theta": 5e4, "rope_type": "default"}) || j.Model.New["hidden_size"] != int64(24) {
 		t.Errorf("%+v", j)
 	}
 }
@@ -62,24 +65,30 @@ func TestCards(t *testing.T) {
 	page := text(t, filepath.Join(dir, "out", "report.html"))
 	cards := page[strings.Index(page, `aria-label="in short"`):strings.Index(page, `<section id="curves"`)]
 	tokens := int64(0)
-	for _, m := range regexp.MustCompile(`"tokens":(\d+)`).FindAllStringSubmatch(text(t, filepath.Join(dir, "out", "metrics.jsonl")), -1) {
+	for _, m := range regexp.MustCompile(`"tokens":(\d+)`).FindAllStringSubmatch(
+		text(t, filepath.Join(dir, "out", "metrics.jsonl")), -1) {
 		n, _ := strconv.ParseInt(m[1], 10, 64)
 		tokens += n
 	}
-	for _, want := range []string{"<span>tokens</span><b>" + units.Grouped(tokens) + "</b>", "<span>elapsed</span>", "<span>commit</span>", "<span>tokens/s</span>", "<span>model FLOP/s</span>"} {
+	for _, want := range []string{"<span>tokens</span><b>" + units.Grouped(tokens) + "</b>", "<span>elapsed</span>",
+		"<span>commit</span>", "<span>tokens/s</span>", "<span>model FLOP/s</span>"} {
 		if !strings.Contains(cards, want) {
 			t.Errorf("no %q in %s", want, cards)
 		}
 	}
-	if footer := page[strings.Index(page, "<footer>"):]; strings.Contains(cards, "traffic") || !strings.Contains(footer, "traffic: equal") {
+	if footer := page[strings.Index(page, "<footer>"):]; strings.Contains(cards, "traffic") ||
+		!strings.Contains(footer, "traffic: equal") {
 		t.Errorf("traffic: %s", footer)
 	}
 	cpu := &plan.Machine{Info: device.Info{Place: tensor.Host}, Peak: 40e9}
-	if share, of := cpu.ShareOfPeak(10e9); share != 0.25 || of != "of 40 GFLOP/s a rank: matrix products, as measured after the run" {
+	if share, of := cpu.ShareOfPeak(10e9); share != 0.25 ||
+		of != "of 40 GFLOP/s a rank: matrix products, as measured after the run" {
 		t.Errorf("%v %q", share, of)
 	}
-	gpu := &plan.Machine{Info: device.Info{Place: tensor.CUDA, Name: "NVIDIA H200"}, Rates: dryrun.Rates{Products: 700e12}}
-	if share, of := gpu.ShareOfPeak(350e12); share != 0.5 || of != "of 700 TFLOP/s a rank: matrix products, published for NVIDIA H200" {
+	gpu := &plan.Machine{Info: device.Info{Place: tensor.CUDA, Name: "NVIDIA H200"},
+		Rates: dryrun.Rates{Products: 700e12}}
+	if share, of := gpu.ShareOfPeak(350e12); share != 0.5 ||
+		of != "of 700 TFLOP/s a rank: matrix products, published for NVIDIA H200" {
 		t.Errorf("%v %q", share, of)
 	}
 	for _, none := range []*plan.Machine{{}, {Info: device.Info{Place: tensor.CUDA, Name: "GPU"}}} {

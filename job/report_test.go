@@ -54,7 +54,8 @@ func readReport(t *testing.T, path string) *reportPage {
 			switch {
 			case n.Data == "section" && a.Key == "id":
 				section = a.Val
-			case (a.Key == "src" || a.Key == "href" || a.Key == "data" || a.Key == "action") && !strings.HasPrefix(a.Val, "#"):
+			case (a.Key == "src" || a.Key == "href" || a.Key == "data" || a.Key == "action") &&
+				!strings.HasPrefix(a.Val, "#"):
 				t.Errorf("<%s %s=%q> is fetched from elsewhere", n.Data, a.Key, a.Val)
 			case strings.HasPrefix(a.Key, "on"):
 				t.Errorf("<%s %s=%q>: no such attribute is ours", n.Data, a.Key, a.Val)
@@ -66,14 +67,17 @@ func readReport(t *testing.T, path string) *reportPage {
 		case n.Type == html.ElementNode && n.Data == "script":
 			p.scripts++
 			if code := n.FirstChild.Data; strings.HasPrefix(code, "const charts = ") {
-				if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(code, "const charts = "), ";")), &p.charts); err != nil {
+				if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(code, "const charts = "), ";")),
+					&p.charts); err != nil {
 					t.Errorf("charts: %v in %s", err, code)
 				}
 			}
 			return
-		case n.Type == html.ElementNode && n.Data == "style" && (strings.Contains(n.FirstChild.Data, "@import") || strings.Contains(n.FirstChild.Data, "url(")):
+		case n.Type == html.ElementNode && n.Data == "style" &&
+			(strings.Contains(n.FirstChild.Data, "@import") || strings.Contains(n.FirstChild.Data, "url(")):
 			t.Error("the style fetches something")
-		case n.Type == html.ElementNode && (n.Data == "img" || n.Data == "iframe" || n.Data == "link" || n.Data == "object"):
+		case n.Type == html.ElementNode &&
+			(n.Data == "img" || n.Data == "iframe" || n.Data == "link" || n.Data == "object"):
 			p.images++
 		case n.Type == html.TextNode && n.Parent.Data != "style":
 			p.text[section] += n.Data
@@ -129,7 +133,8 @@ func TestReport(t *testing.T) {
 	dir, run := newKept(t, "checkpoint.every=0", "eval.split=0.2", "eval.every=2")
 	odd := `x<img src=x onerror=alert(1)><script>.txt`
 	put(t, filepath.Join(dir, odd), strings.Repeat("the cat sat on the mat. ", 90))
-	out, err := run(4, "parallel.ulysses=2", "parallel.zero=3", `data.path=[`+fmt.Sprintf("%q", filepath.Join(dir, odd))+`]`)
+	out, err := run(4, "parallel.ulysses=2", "parallel.zero=3",
+		`data.path=[`+fmt.Sprintf("%q", filepath.Join(dir, odd))+`]`)
 	if err != nil || !strings.Contains(out, filepath.Join("out", "report.html")) {
 		t.Fatal(err, out)
 	}
@@ -138,14 +143,17 @@ func TestReport(t *testing.T) {
 	var names []string
 	for _, c := range p.charts {
 		names = append(names, c.Title)
-		if c.Title == "Loss" && (len(c.Series) != 2 || len(c.Series[0].X) != 6 || *c.Series[0].Y[5] != last(lines).Loss || !slices.Equal(c.Series[1].X, []float64{2, 4, 6})) {
+		if c.Title == "Loss" &&
+			(len(c.Series) != 2 || len(c.Series[0].X) != 6 || *c.Series[0].Y[5] != last(lines).Loss ||
+				!slices.Equal(c.Series[1].X, []float64{2, 4, 6})) {
 			t.Errorf("losses %+v", c.Series)
 		}
 	}
 	if !slices.Equal(names, []string{"Loss", "Gradient norm", "Learning rate", "Speed", "Model FLOP/s"}) {
 		t.Errorf("charts %v", names)
 	}
-	for _, op := range [][2]string{{"sequence", comm.OpAllToAll}, {"world", comm.OpAllGather}, {"world", comm.OpReduceScatter}} {
+	for _, op := range [][2]string{{"sequence", comm.OpAllToAll}, {"world", comm.OpAllGather},
+		{"world", comm.OpReduceScatter}} {
 		if r := p.row("traffic", op[0], op[1]); r[3] != r[4] || len(r[3]) < 4 || r[5] != "equal" {
 			t.Errorf("traffic of %v: %q", op, r)
 		}
@@ -203,7 +211,8 @@ func TestReportOfOtherRuns(t *testing.T) {
 	if _, err := run(2, "train.steps=3", "checkpoint.accept=train.steps"); err != nil {
 		t.Fatal(err)
 	}
-	if p = readReport(t, report); !strings.Contains(p.text[""], "resumed after step 1") || !slices.Equal(p.charts[0].Series[0].X, []float64{1, 2, 3}) {
+	if p = readReport(t, report); !strings.Contains(p.text[""], "resumed after step 1") ||
+		!slices.Equal(p.charts[0].Series[0].X, []float64{1, 2, 3}) {
 		t.Errorf("resumed: %s", p.text[""])
 	}
 }
@@ -235,14 +244,16 @@ func TestEvaluationBesideARun(t *testing.T) {
 		t.Error("the run's report has changed")
 	}
 	p := readReport(t, filepath.Join(dir, "out", "report-eval.html"))
-	if len(p.charts) != 0 || !strings.Contains(p.text["curves"], "An evaluation has no curves") || p.row("curves", "0")[1] == "" || len(p.tables["curves"]) != 2 {
+	if len(p.charts) != 0 || !strings.Contains(p.text["curves"], "An evaluation has no curves") ||
+		p.row("curves", "0")[1] == "" || len(p.tables["curves"]) != 2 {
 		t.Errorf("an evaluation: %+v %v", p.charts, p.tables["curves"])
 	}
 	if _, err := run(2, "train.steps=4", "checkpoint.accept=train.steps"); err != nil {
 		t.Fatal(err)
 	}
 	p = readReport(t, report)
-	if s := p.charts[0].Series; !slices.Equal(s[0].X, []float64{1, 2, 3, 4}) || !slices.Equal(s[1].X, []float64{2, 4}) || p.row("curves", "0")[0] != "" {
+	if s := p.charts[0].Series; !slices.Equal(s[0].X, []float64{1, 2, 3, 4}) ||
+		!slices.Equal(s[1].X, []float64{2, 4}) || p.row("curves", "0")[0] != "" {
 		t.Errorf("gone on: %+v", s)
 	}
 	if !strings.HasPrefix(text(t, metrics), steps+`{"step":0,"eval_loss":`) {
@@ -262,7 +273,9 @@ func TestEvaluationOfANewModel(t *testing.T) {
 	dir, _ := newKept(t)
 	for kind, want := range map[string]bool{"eval": true, "train": false} {
 		var stderr bytes.Buffer
-		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "train.steps=1", "output.overwrite=true"}, Ranks: 2, Stdout: io.Discard, Stderr: &stderr}); err != nil {
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"),
+			Sets: []string{"kind=" + kind, "train.steps=1", "output.overwrite=true"}, Ranks: 2, Stdout: io.Discard,
+			Stderr: &stderr}); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(stderr.String(), "the weights are random, drawn from seed") != want {
@@ -277,17 +290,21 @@ func TestEvaluationOfNothing(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, kind := range []string{"eval", "train"} {
 		var stdout, stderr bytes.Buffer
-		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "data.sequence=1", "eval.split=0.5", "train.steps=2", "output.dir=" + filepath.Join(dir, kind)},
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"),
+			Sets: []string{"kind=" + kind, "data.sequence=1", "eval.split=0.5", "train.steps=2",
+				"output.dir=" + filepath.Join(dir, kind)},
 			Ranks: 2, Verbose: true, Stdout: &stdout, Stderr: &stderr}); err != nil {
 			t.Fatal(kind, err)
 		}
-		if s := text(t, filepath.Join(dir, kind, "metrics.jsonl")); !strings.Contains(s, `"eval_loss":0,"eval_tokens":0`) {
+		if s := text(t, filepath.Join(dir, kind, "metrics.jsonl")); !strings.Contains(s,
+			`"eval_loss":0,"eval_tokens":0`) {
 			t.Errorf("%s: metrics.jsonl: %s", kind, s)
 		}
 		if n := strings.Count(stderr.String(), "no token of the step is a target"); (n == 1) != (kind == "train") {
 			t.Errorf("%s: %d warnings of steps without targets: %s", kind, n, stderr.String())
 		}
-		if !strings.Contains(stderr.String(), "no token of the evaluation") || strings.Contains(stdout.String()+stderr.String(), "perplexity") {
+		if !strings.Contains(stderr.String(), "no token of the evaluation") ||
+			strings.Contains(stdout.String()+stderr.String(), "perplexity") {
 			t.Errorf("%s: %s%s", kind, stdout.String(), stderr.String())
 		}
 	}
@@ -311,24 +328,31 @@ func TestReportOfAFailedRun(t *testing.T) {
 		steps int // in the report
 		says  string
 	}{
-		{"later", []string{"optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0", "output.trace=[1, 6]"}, "failed after step 1 of 6", 1, "train: step 2: loss "},
-		{"at once", []string{"model.new.initializer_range=1e38", "output.trace=[1, 6]"}, "failed after step 0 of 6", 0, "train: step 1: loss "},
-		{"evaluation", []string{"kind=eval", "eval.split=0.2", "model.new.initializer_range=1e38"}, "failed", 0, "train: evaluation after step 0: loss "},
+		{"later", []string{"optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0", "output.trace=[1, 6]"},
+			"failed after step 1 of 6", 1, "train: step 2: loss "},
+		{"at once", []string{"model.new.initializer_range=1e38", "output.trace=[1, 6]"}, "failed after step 0 of 6", 0,
+			"train: step 1: loss "},
+		{"evaluation", []string{"kind=eval", "eval.split=0.2", "model.new.initializer_range=1e38"}, "failed", 0,
+			"train: evaluation after step 0: loss "},
 	} {
 		dir, run := newKept(t, append(x.sets, "checkpoint.every=0")...)
 		out, err := run(3)
-		if status.Of(err) != status.Numeric || !strings.Contains(err.Error(), x.says) || strings.Contains(out, "model            ") || strings.Contains(out, "NOT EQUAL") {
+		if status.Of(err) != status.Numeric || !strings.Contains(err.Error(), x.says) ||
+			strings.Contains(out, "model            ") || strings.Contains(out, "NOT EQUAL") {
 			t.Fatalf("%s: %v\n%s", x.name, err, out)
 		}
 		report := filepath.Join(dir, "out", "report.html")
 		p := readReport(t, report)
-		if text := p.text[""]; !strings.Contains(text, x.state) || !strings.Contains(text, x.says) || strings.Contains(text, "finished") {
+		if text := p.text[""]; !strings.Contains(text, x.state) || !strings.Contains(text, x.says) ||
+			strings.Contains(text, "finished") {
 			t.Errorf("%s: %s", x.name, text)
 		}
-		if x.steps > 0 && (len(p.charts) == 0 || len(p.charts[0].Series[0].X) != x.steps) || x.steps == 0 && !strings.Contains(p.text["curves"], "No step was completed.") {
+		if x.steps > 0 && (len(p.charts) == 0 || len(p.charts[0].Series[0].X) != x.steps) || x.steps == 0 &&
+			!strings.Contains(p.text["curves"], "No step was completed.") {
 			t.Errorf("%s: %+v %s", x.name, p.charts, p.text["curves"])
 		}
-		if x.name == "later" && !strings.Contains(out, "trace.json: steps 1 to 1, ") || x.name == "at once" && !strings.Contains(out, "trace            none: ") {
+		if x.name == "later" && !strings.Contains(out, "trace.json: steps 1 to 1, ") || x.name == "at once" &&
+			!strings.Contains(out, "trace            none: ") {
 			t.Errorf("%s: the trace: %s", x.name, out)
 		}
 		if !strings.Contains(out, report) {

@@ -22,13 +22,17 @@ func TestResumeWithOtherSettings(t *testing.T) {
 		want []string
 	}{
 		{"longer", []string{"train.steps=8"}, `"train.steps"`,
-			[]string{"train.steps is 8, it was 6", "the learning rate of step 7 is 0.000286475", "with the checkpoint's settings 0;", "that of step 6 was 0"}},
+			[]string{"train.steps is 8, it was 6", "the learning rate of step 7 is 0.000286475",
+				"with the checkpoint's settings 0;", "that of step 6 was 0"}},
 		{"shorter", []string{"train.steps=5"}, `"train.steps"`, []string{"train.steps is 5, it was 6"}},
-		{"all", []string{"optimizer.lr=1e-3", "optimizer.betas=[0.8, 0.9]", "optimizer.schedule=linear", "optimizer.warmup=3", "optimizer.min_lr=1e-5", "optimizer.eps=1e-6",
+		{"all", []string{"optimizer.lr=1e-3", "optimizer.betas=[0.8, 0.9]", "optimizer.schedule=linear",
+			"optimizer.warmup=3", "optimizer.min_lr=1e-5", "optimizer.eps=1e-6",
 			"optimizer.weight_decay=0.1", "optimizer.clip=2", "train.steps=0", "train.epochs=20"},
 			`"optimizer.betas", "optimizer.clip", "optimizer.eps", "optimizer.lr", "optimizer.min_lr", "optimizer.schedule", "optimizer.warmup", "optimizer.weight_decay", "train.steps"`,
-			[]string{"optimizer.lr is 0.001, it was 0.003", "optimizer.betas is [0.8, 0.9], it was [0.9, 0.95]", "optimizer.schedule is linear, it was cosine",
-				"optimizer.warmup is 3, it was 2", "optimizer.min_lr is 1e-05, it was 0", "optimizer.eps is 1e-06, it was 1e-08",
+			[]string{"optimizer.lr is 0.001, it was 0.003", "optimizer.betas is [0.8, 0.9], it was [0.9, 0.95]",
+				"optimizer.schedule is linear, it was cosine",
+				"optimizer.warmup is 3, it was 2", "optimizer.min_lr is 1e-05, it was 0",
+				"optimizer.eps is 1e-06, it was 1e-08",
 				"optimizer.weight_decay is 0.1, it was 0", "optimizer.clip is 2, it was 1", "train.steps is "}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -41,7 +45,8 @@ func TestResumeWithOtherSettings(t *testing.T) {
 					_, err := run(ranks, sets...)
 					expectFault(t, err, status.InvalidConfig, x.want[:1])
 					if len(sets) == len(x.sets) {
-						expectFault(t, err, status.InvalidConfig, append(x.want, "set checkpoint.accept = ["+x.keys+"]"))
+						expectFault(t, err, status.InvalidConfig,
+							append(x.want, "set checkpoint.accept = ["+x.keys+"]"))
 					}
 				}
 			}
@@ -58,7 +63,8 @@ func TestResumeWithOtherSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := losses(t, dir)
-	for _, sets := range [][]string{{"train.steps=8"}, {"train.steps=9", "optimizer.min_lr=1e-5", "checkpoint.accept=optimizer.lr"}} {
+	for _, sets := range [][]string{{"train.steps=8"},
+		{"train.steps=9", "optimizer.min_lr=1e-5", "checkpoint.accept=optimizer.lr"}} {
 		if _, err := run(1, sets...); err != nil || !slices.Equal(losses(t, dir)[:6], want) {
 			t.Errorf("%v: %v, losses %v, before %v", sets, err, losses(t, dir), want)
 		}
@@ -67,7 +73,8 @@ func TestResumeWithOtherSettings(t *testing.T) {
 		t.Errorf("%d steps", n)
 	}
 	_, err := run(1, "checkpoint.accept=optimizer.learning_rate")
-	expectFault(t, err, status.InvalidConfig, []string{"checkpoint.accept", "optimizer.learning_rate", "optimizer.warmup"})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"checkpoint.accept", "optimizer.learning_rate", "optimizer.warmup"})
 }
 
 // A finished run goes on with a schedule of its own for the steps that follow: optimizer.begin. The
@@ -81,12 +88,17 @@ func TestNewSchedule(t *testing.T) {
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
-	more := []string{"train.steps=10", "optimizer.begin=6", "optimizer.schedule=linear", "optimizer.lr=1e-3", "optimizer.warmup=2"}
+	more := []string{"train.steps=10", "optimizer.begin=6", "optimizer.schedule=linear", "optimizer.lr=1e-3",
+		"optimizer.warmup=2"}
 	_, err = run(2, more...)
 	accept := `"optimizer.begin", "optimizer.lr", "optimizer.schedule", "train.steps"`
-	expectFault(t, err, status.InvalidConfig, []string{"optimizer.begin is 6, it was 0", "the learning rate of step 7 is 0.0005", "set checkpoint.accept = [" + accept + "]"})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"optimizer.begin is 6, it was 0", "the learning rate of step 7 is 0.0005",
+			"set checkpoint.accept = [" + accept + "]"})
 	_, err = run(2, append([]string{"checkpoint.accept=[" + accept + "]", "optimizer.begin=7"}, more[0])...)
-	expectFault(t, err, status.InvalidConfig, []string{"optimizer.begin = 7: checkpoint ", "is of step 6, before the schedule begins; set optimizer.begin = 6"})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"optimizer.begin = 7: checkpoint ",
+			"is of step 6, before the schedule begins; set optimizer.begin = 6"})
 	if _, err := run(2, append([]string{"checkpoint.accept=[" + accept + "]"}, more...)...); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +130,8 @@ func TestResumeFormat1(t *testing.T) {
 	}
 	var log bytes.Buffer
 	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Stdout: io.Discard, Stderr: &log})
-	if err != nil || !slices.Equal(losses(t, dir), want) || !strings.Contains(log.String(), "of an older program (format 1)") {
+	if err != nil || !slices.Equal(losses(t, dir), want) ||
+		!strings.Contains(log.String(), "of an older program (format 1)") {
 		t.Errorf("%v, losses %v, want %v: %s", err, losses(t, dir), want, log.String())
 	}
 	drop(t, dir, 6)
@@ -126,5 +139,7 @@ func TestResumeFormat1(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = run(2)
-	expectFault(t, err, status.InvalidConfig, []string{"no checkpoint in", "is whole", "its name says step 4, its manifest.json step 3", `checkpoint.resume = "off"`})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"no checkpoint in", "is whole", "its name says step 4, its manifest.json step 3",
+			`checkpoint.resume = "off"`})
 }

@@ -118,8 +118,10 @@ func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone 
 	}
 	host, _ := os.Hostname()
 	rank, processes := r.World.Rank(), r.World.Kind() != "local"
-	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: r.World, timeout: r.Timeout, Clock: clock.New(), Ledger: comm.NewLedger(),
-		Stderr: &screen{to: o.Stderr}, warned: &warned{}, flight: flight.New(rank, r.World.Size(), host), isLate: new(atomic.Bool)}
+	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: r.World, timeout: r.Timeout,
+		Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}, warned: &warned{},
+		flight: flight.New(rank, r.World.Size(), host),
+		isLate: new(atomic.Bool)}
 	e.Log = o.logger(e.Stderr, rank, host).Hook(e.warned)
 	tables := e.printTo(&o)
 	e.Watch = comm.NewWatch(r.Timeout, host, func(text string) { e.late(text, r) })
@@ -214,7 +216,9 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	}
 	if own, fault := file.Read(path); fault == nil && !bytes.Equal(own, src) {
 		host, _ := os.Hostname()
-		err = status.Errorf(status.InvalidConfig, "%s: rank %d on host %s has another file than rank 0; copy it to every node, or remove it there", path, world.Rank(), host)
+		err = status.Errorf(status.InvalidConfig,
+			"%s: rank %d on host %s has another file than rank 0; copy it to every node, or remove it there", path,
+			world.Rank(), host)
 	}
 	return src, comm.Agree(world, err)
 }

@@ -30,7 +30,8 @@ func computeOperator(e *Env) (*operator.Report, error) {
 
 // operatorRank returns this rank of an operator job for the planner.
 func (e *Env) operatorRank() *plan.Rank {
-	parts := &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost, PerNode: e.perNode}
+	parts := &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute,
+		FreeHost: e.freeHost, PerNode: e.perNode}
 	return &plan.Rank{Parts: parts, LocalRank: localRank(e.world)}
 }
 
@@ -63,7 +64,8 @@ func runOperator(e *Env) error {
 	if r.Levels != "" {
 		fmt.Fprintf(w, "levels\t%s\n", r.Levels)
 	}
-	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, file.DTypeName(e.Compute), e.Device.Info().Kernels)
+	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, file.DTypeName(e.Compute),
+		e.Device.Info().Kernels)
 	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", units.MiB(r.Bytes))
 	fmt.Fprintf(w, "all-to-all\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
 	fmt.Fprintf(w, "output\t%s\n", *output)

@@ -21,7 +21,8 @@ import (
 func trainOwning(e *Env) (err error) {
 	start := time.Now()
 	if e.Job.Kind == "eval" && e.Job.Model.Path == "" && !e.Job.EvaluatesCheckpoint() {
-		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: the weights are random, drawn from seed; set model.path to a trained model")
+		e.Log.Warn().Msg(
+			"kind = \"eval\" with [model.new]: the weights are random, drawn from seed; set model.path to a trained model")
 	}
 	s, err := prepare(e, true)
 	if err != nil {
@@ -44,7 +45,8 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	if done := s.trainer.Loop.Resumed; e.Job.Kind == "train" && done >= s.steps {
-		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s, and train.steps is %d\n", units.Count(done, "step"), s.steps)
+		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s, and train.steps is %d\n",
+			units.Count(done, "step"), s.steps)
 		return s.saveMissing()
 	}
 	if s.Job.Kind == "train" && s.trainer.EndedEarly() {
@@ -189,7 +191,8 @@ func (s *session) saveMissing() error {
 	if err := s.save(s.Job.ModelDir()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.Stdout, "model            %s, which was missing or older than the checkpoint\n", s.Job.ModelDir())
+	_, err = fmt.Fprintf(s.Stdout, "model            %s, which was missing or older than the checkpoint\n",
+		s.Job.ModelDir())
 	return err
 }
 

@@ -48,7 +48,8 @@ func newSampler(s *session) (*sampler, error) {
 // open prepares rank 0.
 func (x *sampler) open(s *session) error {
 	refuse := func(err error) error {
-		return s.Job.Errorf(status.Of(err), "eval.sample", "rank 0 cannot generate text: %v; remove eval.sample, and use ulysses-mpi generate after the run", err)
+		return s.Job.Errorf(status.Of(err), "eval.sample",
+			"rank 0 cannot generate text: %v; remove eval.sample, and use ulysses-mpi generate after the run", err)
 	}
 	if err := x.openModel(s); err != nil {
 		return refuse(err)
@@ -60,7 +61,9 @@ func (x *sampler) open(s *session) error {
 	more := s.Job.Eval.SampleTokens
 	total := longest + more
 	if most := s.parts.Config.Positions(); total > most {
-		return s.Job.Errorf(status.InvalidConfig, "eval.sample_tokens", "%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt", more, longest, most, max(1, most-longest))
+		return s.Job.Errorf(status.InvalidConfig, "eval.sample_tokens",
+			"%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt",
+			more, longest, most, max(1, most-longest))
 	}
 	if x.decoder, err = x.model.NewDecoder(total, assembly.SamplePass); err != nil {
 		return refuse(err)
@@ -121,7 +124,8 @@ func (x *sampler) readPrompts(s *session) (longest int64, err error) {
 			return 0, j.Errorf(status.InvalidConfig, "eval.sample", "%v", err)
 		}
 		if len(ids) == 0 {
-			return 0, j.Errorf(status.InvalidConfig, "eval.sample", "the prompt %q has no tokens; write another one", prompt)
+			return 0, j.Errorf(status.InvalidConfig, "eval.sample", "the prompt %q has no tokens; write another one",
+				prompt)
 		}
 		x.prompts = append(x.prompts, ids)
 		longest = max(longest, int64(len(ids)))
@@ -210,12 +214,17 @@ func (s *session) generateSamples(step int64) error {
 		}
 		how := generate.Sampling{Temperature: j.Eval.SampleTemperature, TopP: 1, Seed: uint64(j.Seed) + uint64(i)}
 		var text strings.Builder
-		r, err := x.text.Continue(x.decoder, slices.Clone(ids), j.Eval.SampleTokens, how, func(part string) error { text.WriteString(part); return nil })
+		r, err := x.text.Continue(x.decoder, slices.Clone(ids), j.Eval.SampleTokens, how, func(part string) error {
+			text.WriteString(part)
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		sample := report.Sample{Step: step, Prompt: j.Eval.Sample[i], Text: strings.ToValidUTF8(text.String(), "\uFFFD")}
-		s.Log.Info().Int64("step", step).Str("prompt", sample.Prompt).Str("text", sample.Text).Int64("tokens", r.Tokens).Msg("sample")
+		sample := report.Sample{Step: step, Prompt: j.Eval.Sample[i],
+			Text: strings.ToValidUTF8(text.String(), "\uFFFD")}
+		s.Log.Info().Int64("step", step).Str("prompt", sample.Prompt).Str("text", sample.Text).Int64("tokens",
+			r.Tokens).Msg("sample")
 		if s.progress != nil {
 			s.progress.totals.Samples = append(s.progress.totals.Samples, sample)
 		}

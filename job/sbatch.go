@@ -51,7 +51,8 @@ func sbatch(o Options) error {
 		return err
 	}
 	if limit := timeLimit(b.Time); limit > 0 && limit <= leastLimit {
-		o.warn(fmt.Sprintf("sbatch: --time %s is %v, and Slurm signals the ranks %d to %d s before the limit: after each start the job soon stops with a checkpoint, and starts again; four hours are --time 4:00:00",
+		o.warn(fmt.Sprintf(
+			"sbatch: --time %s is %v, and Slurm signals the ranks %d to %d s before the limit: after each start the job soon stops with a checkpoint, and starts again; four hours are --time 4:00:00",
 			b.Time, limit, b.Before, b.Before+60))
 	}
 	t := template.Must(template.New("sbatch").Parse(sbatchTemplate))
@@ -77,15 +78,19 @@ func newBatch(o *Options) (*batch, error) {
 	case s.nodes < 1:
 		return nil, fault("--nodes %d: not a number of nodes; set 1 or more", s.nodes)
 	case s.gpus < 0 || s.tasks < 0 || s.cpus < 0:
-		return nil, fault("--gpus-per-node %d, --ntasks-per-node %d, --cpus-per-task %d: negative; leave it out", s.gpus, s.tasks, s.cpus)
+		return nil, fault("--gpus-per-node %d, --ntasks-per-node %d, --cpus-per-task %d: negative; leave it out",
+			s.gpus, s.tasks, s.cpus)
 	case !slurmTime.MatchString(s.time):
 		return nil, fault("--time %q: not a time of Slurm; write for example --time 4:00:00 or 1-12:00:00", s.time)
 	case s.array != "" && !arrayList.MatchString(s.array):
 		return nil, fault("--array %q: not a list of Slurm; write for example --array 0-3", s.array)
 	case s.image != "" && o.restarts > 0:
-		return nil, fault("--image and --restarts: the supervisor starts the program outside of the image; leave out one of them")
+		return nil, fault(
+			"--image and --restarts: the supervisor starts the program outside of the image; leave out one of them")
 	case s.gpus > 0 && s.tasks > s.gpus:
-		return nil, fault("--ntasks-per-node %d and --gpus-per-node %d: each rank needs a GPU; leave out --ntasks-per-node", s.tasks, s.gpus)
+		return nil, fault(
+			"--ntasks-per-node %d and --gpus-per-node %d: each rank needs a GPU; leave out --ntasks-per-node",
+			s.tasks, s.gpus)
 	}
 	src, err := file.Read(o.Path)
 	if err != nil {
@@ -122,8 +127,10 @@ func newBatch(o *Options) (*batch, error) {
 // batch returns what the script has: the program and the job file, its output.dir, --set arguments,
 // further options of sbatch, and the number of restarts.
 func (s *sbatchOptions) batch(program, job, out string, sets, more []string, restarts int) *batch {
-	b := &batch{Name: quoteForSlurm(strings.TrimSuffix(filepath.Base(job), ".toml")), Time: s.time, Array: s.array, Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1),
-		GPUs: s.gpus, CPUs: s.cpus, Before: signalBefore, Restarts: restarts, Program: quoteForScript(program), Job: quoteForScript(job)}
+	b := &batch{Name: quoteForSlurm(strings.TrimSuffix(filepath.Base(job), ".toml")), Time: s.time, Array: s.array,
+		Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1), GPUs: s.gpus, CPUs: s.cpus,
+		Before: signalBefore, Restarts: restarts, Program: quoteForScript(program),
+		Job: quoteForScript(job)}
 	for _, word := range more {
 		b.More = append(b.More, quoteForSlurm(word))
 	}

@@ -22,13 +22,18 @@ func TestSbatchTemplates(t *testing.T) {
 		sets         []string
 		restarts     int
 	}{
-		"cpu":       {sbatchOptions{nodes: 2, tasks: 4, cpus: 8, time: "4:00:00"}, "bin/ulysses-mpi", "job.toml", nil, 0},
-		"gpu":       {sbatchOptions{nodes: 2, gpus: 8, cpus: 16, time: "1-00:00:00"}, "bin/ulysses-mpi", "job.toml", nil, 3},
-		"apptainer": {sbatchOptions{nodes: 2, gpus: 8, cpus: 16, time: "4:00:00", image: "ulysses.sif"}, "ulysses-mpi", "job.toml", nil, 0},
-		"array":     {sbatchOptions{nodes: 1, gpus: 8, time: "4:00:00", array: "0-3"}, "bin/ulysses-mpi", "job.toml", []string{"seed=$SLURM_ARRAY_TASK_ID"}, 0},
+		"cpu": {sbatchOptions{nodes: 2, tasks: 4, cpus: 8, time: "4:00:00"}, "bin/ulysses-mpi",
+			"job.toml", nil, 0},
+		"gpu": {sbatchOptions{nodes: 2, gpus: 8, cpus: 16, time: "1-00:00:00"}, "bin/ulysses-mpi",
+			"job.toml", nil, 3},
+		"apptainer": {sbatchOptions{nodes: 2, gpus: 8, cpus: 16, time: "4:00:00", image: "ulysses.sif"}, "ulysses-mpi",
+			"job.toml", nil, 0},
+		"array": {sbatchOptions{nodes: 1, gpus: 8, time: "4:00:00", array: "0-3"}, "bin/ulysses-mpi", "job.toml",
+			[]string{"seed=$SLURM_ARRAY_TASK_ID"}, 0},
 	} {
 		var text strings.Builder
-		if err := template.Must(template.New("").Parse(sbatchTemplate)).Execute(&text, x.batch(x.program, x.job, "out", x.sets, nil, x.restarts)); err != nil {
+		if err := template.Must(template.New("").Parse(sbatchTemplate)).Execute(&text,
+			x.batch(x.program, x.job, "out", x.sets, nil, x.restarts)); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join("..", "slurm", name+".sbatch")
@@ -54,13 +59,15 @@ func TestSbatchInterfaces(t *testing.T) {
 		{"docker0", "mca:btl:tcp:param:btl_tcp_if_include:source:default", "lo,docker0,virbr0"},
 		{"virbr0", "", "lo,docker0,virbr0"},
 		{"docker0", "mca:btl:tcp:param:btl_tcp_if_include:source:environment", "none"},
-		{"docker0", "mca:btl:tcp:param:btl_tcp_if_exclude:source:file (/etc/openmpi/openmpi-mca-params.conf:3)", "none"},
+		{"docker0", "mca:btl:tcp:param:btl_tcp_if_exclude:source:file (/etc/openmpi/openmpi-mca-params.conf:3)",
+			"none"},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, c.net), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "ompi_info"), []byte("#!/bin/sh\necho '"+c.info+"'\n"), 0o700); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "ompi_info"), []byte("#!/bin/sh\necho '"+c.info+"'\n"),
+			0o700); err != nil {
 			t.Fatal(err)
 		}
 		_, lines, _ := strings.Cut(strings.ReplaceAll(sbatchTemplate, "/sys/class/net", dir), "# No other node")
@@ -77,7 +84,8 @@ func TestSbatchInterfaces(t *testing.T) {
 func TestSbatchQuotes(t *testing.T) {
 	for word, want := range map[string]string{
 		"a=1": "a=1", "": `""`, "it's $HOME": `"it's \$HOME"`, "a=\"x`y\\z\"": "\"a=\\\"x\\`y\\\\z\\\"\"",
-		"seed=$SLURM_ARRAY_TASK_ID": `"seed=$SLURM_ARRAY_TASK_ID"`, "d=${SLURM_ARRAY_TASK_ID}-${DATA}": `"d=${SLURM_ARRAY_TASK_ID}-\${DATA}"`,
+		"seed=$SLURM_ARRAY_TASK_ID":        `"seed=$SLURM_ARRAY_TASK_ID"`,
+		"d=${SLURM_ARRAY_TASK_ID}-${DATA}": `"d=${SLURM_ARRAY_TASK_ID}-\${DATA}"`,
 	} {
 		got := quoteForScript(word)
 		if got != want {
@@ -103,7 +111,8 @@ func TestSbatchLines(t *testing.T) {
 	if code != status.OK {
 		t.Fatalf("exit %v: %s", code, stderr)
 	}
-	for _, want := range []string{`--job-name="it's \"run\" #1"`, `"--comment=two words"`, "-p", "gpu", `"--constraint=a\\b"`} {
+	for _, want := range []string{`--job-name="it's \"run\" #1"`, `"--comment=two words"`, "-p", "gpu",
+		`"--constraint=a\\b"`} {
 		if !strings.Contains(text, "\n#SBATCH "+want+"\n") {
 			t.Errorf("the script has no line #SBATCH %s:\n%s", want, text)
 		}
@@ -114,9 +123,11 @@ func TestSbatchLines(t *testing.T) {
 func TestSbatchTimeLimit(t *testing.T) {
 	dir, _ := newKept(t)
 	job := filepath.Join(dir, "job.toml")
-	for limit, want := range map[string]string{"2": "is 2m0s", "2:30": "is 2m30s", "0:2:59": "is 2m59s", "0-0:3": "is 3m0s", "4": "", "0": "", "2:00:00": "", "1-0": "", "1-12:00:00": ""} {
+	for limit, want := range map[string]string{"2": "is 2m0s", "2:30": "is 2m30s", "0:2:59": "is 2m59s",
+		"0-0:3": "is 3m0s", "4": "", "0": "", "2:00:00": "", "1-0": "", "1-12:00:00": ""} {
 		code, text, stderr := call("sbatch", job, "--time", limit)
-		if code != status.OK || !strings.Contains(text, "#SBATCH --time="+limit+"\n") || want == "" && stderr != "" || !strings.Contains(stderr, want) {
+		if code != status.OK || !strings.Contains(text, "#SBATCH --time="+limit+"\n") || want == "" && stderr != "" ||
+			!strings.Contains(stderr, want) {
 			t.Errorf("--time %s: exit %v, not %q: %s", limit, code, want, stderr)
 		}
 	}
@@ -147,7 +158,8 @@ func TestSbatchFaults(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(script)
-	for _, want := range []string{"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--signal=USR1@120", "--requeue", "--open-mode=append", "--kill-on-bad-exit=1", "run " + job, "scontrol requeue"} {
+	for _, want := range []string{"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--signal=USR1@120",
+		"--requeue", "--open-mode=append", "--kill-on-bad-exit=1", "run " + job, "scontrol requeue"} {
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("the script has no %q: %s %v", want, text, err)
 		}

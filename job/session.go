@@ -40,8 +40,10 @@ type session struct {
 // prepare makes the model, the weights, the data and the trainer. With resume it reads a
 // checkpoint, if the job has one. Collective: all ranks succeed or return the same code.
 func prepare(e *Env, resume bool) (*session, error) {
-	s := &session{Env: e, parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost, PerNode: e.perNode,
-		Rates: plan.StepRates(e.Job, e.Device, e.Compute, e.perNode), OpenHost: e.openHost}}
+	s := &session{Env: e,
+		parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute,
+			FreeHost: e.freeHost, PerNode: e.perNode, Rates: plan.StepRates(e.Job, e.Device, e.Compute, e.perNode),
+			OpenHost: e.openHost}}
 	setup, err := s.load()
 	if err == nil && resume && e.Job.Kind == "train" {
 		err = s.resume(setup)
@@ -104,7 +106,9 @@ func (s *session) load() (*train.Setup, error) {
 	if j.Kind == "eval" && len(j.Eval.Path)+len(j.Eval.Set) > 0 {
 		config.Path, config.Source = nil, nil // the evaluation does not read data.path
 	}
-	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
+	if s.data, err = data.Open(config, j.Eval,
+		data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World,
+			Workers: s.threads}); err != nil {
 		return nil, j.DataFault(err)
 	}
 	setup := s.parts.Setup()
@@ -258,9 +262,12 @@ func (s *session) close() {
 
 // report returns the description of the run for the report.
 func (s *session) report() *report.Run {
-	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, From: s.from, Steps: s.steps, Began: s.began, Waited: s.waited,
-		Threads: s.world.Kind() == "local", Beside: s.metrics.BesideRun(), Program: programVersion(), Source: s.source, Sets: s.sets,
-		Warnings: s.warned.list, Warn: func(text string) { s.Log.Warn().Msg(text) }, Check: s.mayWrite, Stdout: s.Stdout, Details: s.Details}
+	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, From: s.from, Steps: s.steps,
+		Began: s.began, Waited: s.waited, Threads: s.world.Kind() == "local", Beside: s.metrics.BesideRun(),
+		Program: programVersion(), Source: s.source, Sets: s.sets, Warnings: s.warned.list, Warn: func(text string) {
+			s.Log.Warn().Msg(text)
+		}, Check: s.mayWrite,
+		Stdout: s.Stdout, Details: s.Details}
 	if s.progress != nil {
 		r.Totals = s.progress.totals
 	}

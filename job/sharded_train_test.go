@@ -22,7 +22,8 @@ func TestShardedGoldens(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, stage %d", c.Name, zero), func(t *testing.T) {
 				out := t.TempDir()
 				var stdout, stderr bytes.Buffer
-				o := Options{Path: filepath.Join(dir, c.Job), Sets: []string{"output.dir=" + out, fmt.Sprintf("parallel.zero=%d", zero)}, Ranks: c.Ranks,
+				o := Options{Path: filepath.Join(dir, c.Job),
+					Sets: []string{"output.dir=" + out, fmt.Sprintf("parallel.zero=%d", zero)}, Ranks: c.Ranks,
 					Verbose: true, Stdout: &stdout, Stderr: &stderr}
 				if err := Run(o); err != nil {
 					t.Fatal(err, stderr.String())

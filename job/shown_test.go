@@ -16,7 +16,8 @@ import (
 // values of shownVariables.
 func TestNoSecretIsWritten(t *testing.T) {
 	secrets := map[string]string{}
-	for i, name := range []string{"SLURM_JWT", "SLURM_EXPORT_ENV", "ULYSSES_APIKEY", "SLURM_SPANK_APIKEY", "ULYSSES_DB_PWD", "SLURM_PROXY_AUTH", "ULYSSES_PRIVATE", "SLURM_SSH_PRIVATE",
+	for i, name := range []string{"SLURM_JWT", "SLURM_EXPORT_ENV", "ULYSSES_APIKEY", "SLURM_SPANK_APIKEY",
+		"ULYSSES_DB_PWD", "SLURM_PROXY_AUTH", "ULYSSES_PRIVATE", "SLURM_SSH_PRIVATE",
 		"ULYSSES_HF", "SLURM_JOB_COMMENT", "HF_TOKEN", "NCCL_SECRET"} {
 		secrets[name] = "hunter" + strings.Repeat("2", i+1) + "x"
 		t.Setenv(name, secrets[name])
@@ -33,7 +34,8 @@ func TestNoSecretIsWritten(t *testing.T) {
 	put(t, filepath.Join(folder, "a.txt"), strings.Repeat("the cat sat on the mat. ", 90))
 	dir, run := newKept(t, "checkpoint.every=3", "output.trace=[1, 2]", "data.path=${DATA_SECRET}/a.txt")
 	source := text(t, filepath.Join(dir, "job.toml"))
-	put(t, filepath.Join(dir, "job.toml"), "# mirrored from https://login:p4ssw0rd@example.org/books and ssh://git:p4ss/w0rd@host:22/x\n"+source)
+	put(t, filepath.Join(dir, "job.toml"),
+		"# mirrored from https://login:p4ssw0rd@example.org/books and ssh://git:p4ss/w0rd@host:22/x\n"+source)
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
@@ -60,12 +62,14 @@ func TestNoSecretIsWritten(t *testing.T) {
 		t.Fatalf("%d files, %v", files, err)
 	}
 	p := readReport(t, filepath.Join(dir, "out", "report.html"))
-	for name, want := range map[string]string{"SLURM_JOB_NAME": "<b>bold</b>", "OMP_NUM_THREADS": "1", "ULYSSES_TIMEOUT": "9m", "NCCL_SOCKET_IFNAME": "https://***@host/x"} {
+	for name, want := range map[string]string{"SLURM_JOB_NAME": "<b>bold</b>", "OMP_NUM_THREADS": "1",
+		"ULYSSES_TIMEOUT": "9m", "NCCL_SOCKET_IFNAME": "https://***@host/x"} {
 		if r := p.row("environment", name); r[1] != want {
 			t.Errorf("%s: %q", name, r)
 		}
 	}
-	for _, want := range []string{"https://***@example.org/books", "ssh://***@host:22/x", "--set data.path=${DATA_SECRET}/a.txt"} {
+	for _, want := range []string{"https://***@example.org/books", "ssh://***@host:22/x",
+		"--set data.path=${DATA_SECRET}/a.txt"} {
 		if !strings.Contains(p.text["job"], want) {
 			t.Errorf("the job does not say %q: %s", want, p.text["job"])
 		}
@@ -91,7 +95,8 @@ func TestFilesWithThePathOfTheModel(t *testing.T) {
 	if err := os.CopyFS(folder, os.DirFS("../testdata/goldens/models/qwen3")); err != nil {
 		t.Fatal(err)
 	}
-	dir, run := newKept(t, "model.new={}", "model.path=${MODEL_SECRET}", "lora.rank=2", "optimizer.lr=1e-3", "data.tokenizer=bytes", "output.trace=[1, 2]", "output.tensorboard=true")
+	dir, run := newKept(t, "model.new={}", "model.path=${MODEL_SECRET}", "lora.rank=2", "optimizer.lr=1e-3",
+		"data.tokenizer=bytes", "output.trace=[1, 2]", "output.tensorboard=true")
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +121,9 @@ func TestFilesWithThePathOfTheModel(t *testing.T) {
 func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
 	env := map[string]string{"TOP": "/data/s3cr3t", "SUB": "t0ken", "ONE": "1", "ODD": "a[b]"}
 	getenv := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	j, err := file.Parse([]byte("kind = \"train\"\n[model]\npath = \"${TOP}/m/${SUB}-x\"\n[data]\npath = [\"${TOP}/*.txt\", \"run-${SUB}.txt\", \"${TOP}/${ODD}/x\"]\n[output]\ndir = \"${ONE}\"\n[optimizer]\nlr = 1e-4\n"), "jobs/job.toml", nil, getenv)
+	j, err := file.Parse(
+		[]byte("kind = \"train\"\n[model]\npath = \"${TOP}/m/${SUB}-x\"\n[data]\npath = [\"${TOP}/*.txt\", \"run-${SUB}.txt\", \"${TOP}/${ODD}/x\"]\n[output]\ndir = \"${ONE}\"\n[optimizer]\nlr = 1e-4\n"),
+		"jobs/job.toml", nil, getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,21 +153,25 @@ func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
 func TestNoLoginIsPrinted(t *testing.T) {
 	dir, _ := newKept(t)
 	var stdout, stderr bytes.Buffer
-	code := Main([]string{filepath.Join(dir, "job.toml"), "--set", "model.path=https://login:p4ssw0rd@host/model", "--ranks", "2"}, &stdout, &stderr)
-	if s := stdout.String() + stderr.String(); code != status.InvalidConfig || strings.Contains(s, "p4ssw0rd") || !strings.Contains(s, "***@host/model") {
+	code := Main([]string{filepath.Join(dir, "job.toml"), "--set", "model.path=https://login:p4ssw0rd@host/model",
+		"--ranks", "2"}, &stdout, &stderr)
+	if s := stdout.String() + stderr.String(); code != status.InvalidConfig || strings.Contains(s, "p4ssw0rd") ||
+		!strings.Contains(s, "***@host/model") {
 		t.Errorf("%v: %s", code, s)
 	}
 	for _, form := range logForms {
 		stderr.Reset()
 		log := (&Options{log: form}).logger(&screen{to: &stderr}, 0, "node1")
 		log.Info().Str("from", "https://login:p4ssw0rd@host/x").Msg("read ssh://token@host/y")
-		if s := stderr.String(); strings.Contains(s, "p4ssw0rd") || strings.Contains(s, "token") || strings.Count(s, "***@host") != 2 {
+		if s := stderr.String(); strings.Contains(s, "p4ssw0rd") || strings.Contains(s, "token") ||
+			strings.Count(s, "***@host") != 2 {
 			t.Errorf("--log %s: %s", form, s)
 		}
 	}
 	stdout.Reset()
 	tables := &printer{to: &stdout}
-	if _, err := tables.Write([]byte("data https://login:p4ssw0rd@host/x\n")); err != nil || stdout.String() != "data https://***@host/x\n" {
+	if _, err := tables.Write([]byte("data https://login:p4ssw0rd@host/x\n")); err != nil ||
+		stdout.String() != "data https://***@host/x\n" {
 		t.Errorf("%v %s", err, stdout.String())
 	}
 }

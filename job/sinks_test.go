@@ -59,14 +59,19 @@ func TestSinksOnEveryMesh(t *testing.T) {
 		ranks, ulysses, ring int
 		sets                 string
 	}{
-		{2, 2, 1, "parallel.overlap=on"}, {3, 3, 1, "parallel.zero=1 memory.qkv=recompute parallel.overlap=on"}, {4, 4, 1, "parallel.zero=2 memory.attention=recompute"},
-		{8, 8, 1, "parallel.zero=3"}, {4, 2, 2, "parallel.zero=3 memory.qkv=recompute"}, {4, 1, 4, "parallel.gather=on memory.segment=2"}, {6, 2, 3, "parallel.gather=off memory.attention=recompute"},
-		{4, 2, 1, "parallel.zero=2 memory.head_groups=2"}, {4, 2, 2, "memory.head_groups=2 memory.qkv=recompute"}, {2, 2, 1, "memory.qkv=offload memory.attention=offload memory.host=1.0"},
+		{2, 2, 1, "parallel.overlap=on"}, {3, 3, 1, "parallel.zero=1 memory.qkv=recompute parallel.overlap=on"},
+		{4, 4, 1, "parallel.zero=2 memory.attention=recompute"},
+		{8, 8, 1, "parallel.zero=3"}, {4, 2, 2, "parallel.zero=3 memory.qkv=recompute"},
+		{4, 1, 4, "parallel.gather=on memory.segment=2"}, {6, 2, 3, "parallel.gather=off memory.attention=recompute"},
+		{4, 2, 1, "parallel.zero=2 memory.head_groups=2"}, {4, 2, 2, "memory.head_groups=2 memory.qkv=recompute"},
+		{2, 2, 1, "memory.qkv=offload memory.attention=offload memory.host=1.0"},
 		{4, 4, 1, "device.dtype=bf16"},
 	} {
-		sets := append([]string{"device.backend=cpu", fmt.Sprintf("parallel.ulysses=%d", m.ulysses), fmt.Sprintf("parallel.ring=%d", m.ring), "output.dir=" + t.TempDir()}, strings.Fields(m.sets)...)
+		sets := append([]string{"device.backend=cpu", fmt.Sprintf("parallel.ulysses=%d", m.ulysses),
+			fmt.Sprintf("parallel.ring=%d", m.ring), "output.dir=" + t.TempDir()}, strings.Fields(m.sets)...)
 		var stderr bytes.Buffer
-		if err := Verify(Options{Path: path, Sets: sets, Ranks: m.ranks, Stdout: io.Discard, Stderr: &stderr}); err != nil {
+		if err := Verify(Options{Path: path, Sets: sets, Ranks: m.ranks, Stdout: io.Discard,
+			Stderr: &stderr}); err != nil {
 			t.Errorf("%v: %v\n%s", sets, err, stderr.String())
 		}
 	}
@@ -76,7 +81,8 @@ func TestSinksOnEveryMesh(t *testing.T) {
 func TestCUDASinks(t *testing.T) {
 	cudatest.Use(t)
 	path, cpu := sinksFromScratch(t), t.TempDir()
-	if err := Run(Options{Path: path, Sets: []string{"device.backend=cpu", "output.dir=" + cpu}, Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+	if err := Run(Options{Path: path, Sets: []string{"device.backend=cpu", "output.dir=" + cpu}, Ranks: 1,
+		Stdout: io.Discard, Stderr: io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 	want := readMetrics(t, filepath.Join(cpu, "metrics.jsonl"))
@@ -87,7 +93,8 @@ func TestCUDASinks(t *testing.T) {
 		limit float64
 	}{{"f32", 1, 1, 1e-4}, {"f32", 4, 2, 1e-4}, {"bf16", 2, 1, 1e-2}} {
 		out := t.TempDir()
-		onCUDA(t, path, x.ranks, "output.dir="+out, "device.dtype="+x.dtype, fmt.Sprintf("parallel.ulysses=%d", x.ranks/x.ring), fmt.Sprintf("parallel.ring=%d", x.ring))
+		onCUDA(t, path, x.ranks, "output.dir="+out, "device.dtype="+x.dtype,
+			fmt.Sprintf("parallel.ulysses=%d", x.ranks/x.ring), fmt.Sprintf("parallel.ring=%d", x.ring))
 		got := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
 		for i, r := range got {
 			if d := math.Abs(r.Loss - want[i].Loss); !(d <= x.limit) || len(got) != len(want) {

@@ -57,7 +57,8 @@ func TestRunNamesTheSlowRank(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Count(said, "a step took ") != 1 || !strings.Contains(said, want) || !strings.Contains(string(page), want) || !strings.Contains(out.String(), "by a plan made now") {
+	if strings.Count(said, "a step took ") != 1 || !strings.Contains(said, want) ||
+		!strings.Contains(string(page), want) || !strings.Contains(out.String(), "by a plan made now") {
 		t.Errorf("%q\n%s\n%s", said, out.String(), log.String())
 	}
 }

@@ -32,8 +32,10 @@ func TestSpecialFiles(t *testing.T) {
 		"a device": func(path string) error { return os.Symlink("/dev/zero", path) },
 	}
 	text := strings.Repeat("the cat sat on the mat. ", 40)
-	for _, file := range []string{"job.toml", "m/config.json", "m/model.safetensors", "m/model.safetensors.index.json", "m/tokenizer.json", "m/tokenizer_config.json",
-		"m/generation_config.json", "d.txt", "d.jsonl", "d.bin", "d.idx", "d.safetensors", "out/metrics.jsonl", "new/metrics.jsonl", "out/checkpoints/step-00000001/rank-00000.safetensors"} {
+	for _, file := range []string{"job.toml", "m/config.json", "m/model.safetensors", "m/model.safetensors.index.json",
+		"m/tokenizer.json", "m/tokenizer_config.json",
+		"m/generation_config.json", "d.txt", "d.jsonl", "d.bin", "d.idx", "d.safetensors", "out/metrics.jsonl",
+		"new/metrics.jsonl", "out/checkpoints/step-00000001/rank-00000.safetensors"} {
 		for kind, place := range kinds {
 			dir, err := os.MkdirTemp("", "u") // the path of a socket is limited in length
 			if err != nil {
@@ -41,21 +43,25 @@ func TestSpecialFiles(t *testing.T) {
 			}
 			t.Cleanup(func() { os.RemoveAll(dir) })
 			job := filepath.Join(dir, "job.toml")
-			if err := os.CopyFS(filepath.Join(dir, "m"), os.DirFS(filepath.Join(goldens, "models", "qwen3"))); err != nil {
+			if err := os.CopyFS(filepath.Join(dir, "m"),
+				os.DirFS(filepath.Join(goldens, "models", "qwen3"))); err != nil {
 				t.Fatal(err)
 			}
 			data := "d.txt"
 			if strings.HasPrefix(file, "d.") {
 				data = file
 			}
-			put(t, job, "[model]\npath = \"m\"\n[data]\npath = \""+data+"\"\ntokenizer = \"bytes\"\nsequence = 16\n[optimizer]\nlr = 1e-3\n[train]\nsteps = 1\n[checkpoint]\nevery = 1\n")
+			put(t, job, "[model]\npath = \"m\"\n[data]\npath = \""+data+
+				"\"\ntokenizer = \"bytes\"\nsequence = 16\n[optimizer]\nlr = 1e-3\n[train]\nsteps = 1\n[checkpoint]\nevery = 1\n")
 			put(t, filepath.Join(dir, "d.txt"), text)
 			put(t, filepath.Join(dir, "d.bin"), text)
 			put(t, filepath.Join(dir, "d.idx"), text)
 			o := Options{Path: job, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}
 			if strings.HasPrefix(file, "m/tokenizer") || strings.HasPrefix(file, "m/generation") {
 				o.Sets = []string{"data.tokenizer=" + filepath.Join(dir, "m")}
-				if err := os.CopyFS(filepath.Join(dir, "m"), os.DirFS(filepath.Join(goldens, "tokenizers", "pieces1"))); err != nil && !errors.Is(err, os.ErrExist) {
+				if err := os.CopyFS(filepath.Join(dir, "m"),
+					os.DirFS(filepath.Join(goldens, "tokenizers", "pieces1"))); err != nil && !errors.Is(err,
+					os.ErrExist) {
 					t.Fatal(err)
 				}
 			}
@@ -63,7 +69,8 @@ func TestSpecialFiles(t *testing.T) {
 				if err := Run(o); err != nil {
 					t.Fatal(err)
 				}
-				o.Sets = []string{"train.steps=2", "checkpoint.accept=train.steps", "checkpoint.resume=" + filepath.Join(dir, "out", "checkpoints", "step-00000001")}
+				o.Sets = []string{"train.steps=2", "checkpoint.accept=train.steps", "checkpoint.resume=" +
+					filepath.Join(dir, "out", "checkpoints", "step-00000001")}
 			}
 			if strings.HasPrefix(file, "new/") {
 				o.Sets = []string{"output.dir=" + filepath.Join(dir, "new")}
@@ -89,7 +96,8 @@ func TestSpecialFiles(t *testing.T) {
 			if strings.HasSuffix(file, "metrics.jsonl") && kind == "a device" {
 				kind = "a symbolic link"
 			}
-			if code := status.Of(err); code != status.IO && code != status.InvalidConfig || !strings.Contains(err.Error(), filepath.Base(path)) || !strings.Contains(err.Error(), kind) {
+			if code := status.Of(err); code != status.IO && code != status.InvalidConfig ||
+				!strings.Contains(err.Error(), filepath.Base(path)) || !strings.Contains(err.Error(), kind) {
 				t.Errorf("%s, %s: %v (%v)", file, kind, err, code)
 			}
 		}
@@ -106,9 +114,11 @@ func inBackground(f func() error) <-chan error {
 // A message shortens names of any length to one line.
 func TestLongNames(t *testing.T) {
 	long := strings.Repeat("k", 200000)
-	for _, src := range []string{long + " = 1", "[" + long + "]\nx = 1", "[data]\n" + long + " = 1", "kind = \"" + long + "\"", "[model]\noverride = " + long} {
+	for _, src := range []string{long + " = 1", "[" + long + "]\nx = 1", "[data]\n" + long + " = 1",
+		"kind = \"" + long + "\"", "[model]\noverride = " + long} {
 		_, err := file.Parse([]byte(src), "job.toml", nil, nil)
-		if status.Of(err) != status.InvalidConfig || len(err.Error()) > 2000 || !strings.Contains(err.Error(), "kkk… (20000") {
+		if status.Of(err) != status.InvalidConfig || len(err.Error()) > 2000 ||
+			!strings.Contains(err.Error(), "kkk… (20000") {
 			t.Errorf("%.30s: an error of %d bytes: %.1000v", src, len(err.Error()), err)
 		}
 	}

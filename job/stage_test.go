@@ -18,7 +18,8 @@ import (
 // logOf runs the job and returns its log.
 func logOf(dir string, ranks int, sets ...string) (string, error) {
 	var log bytes.Buffer
-	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: ranks, Stdout: io.Discard, Stderr: &log})
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: ranks, Stdout: io.Discard,
+		Stderr: &log})
 	return log.String(), err
 }
 
@@ -26,7 +27,8 @@ func logOf(dir string, ranks int, sets ...string) (string, error) {
 // on after the share of the epoch that the first stage has read, and the manifest records both.
 func TestStages(t *testing.T) {
 	for _, ranks := range []int{1, 2, 4} {
-		longer := []string{"train.steps=8", "data.sequence=96", "data.global_batch=2", "data.shuffle=false", "optimizer.schedule=constant"}
+		longer := []string{"train.steps=8", "data.sequence=96", "data.global_batch=2", "data.shuffle=false",
+			"optimizer.schedule=constant"}
 		short := []string{"train.steps=4", "data.shuffle=false", "optimizer.schedule=constant"}
 		dir, run := newKept(t)
 		if _, err := run(ranks, short...); err != nil {
@@ -34,7 +36,9 @@ func TestStages(t *testing.T) {
 		}
 		before := losses(t, dir)
 		_, err := run(ranks, longer...)
-		expectFault(t, err, status.InvalidConfig, []string{"is of another run", "data.sequence is 96, it was 48", "global batch is 2, it was 4", `set checkpoint.accept = ["data.sequence", "data.global_batch"]`})
+		expectFault(t, err, status.InvalidConfig,
+			[]string{"is of another run", "data.sequence is 96, it was 48", "global batch is 2, it was 4",
+				`set checkpoint.accept = ["data.sequence", "data.global_batch"]`})
 		_, err = run(ranks, append([]string{"checkpoint.accept=data.sequence"}, longer...)...)
 		expectFault(t, err, status.InvalidConfig, []string{`set checkpoint.accept = ["data.global_batch"]`})
 		accept := `checkpoint.accept=["data.sequence", "data.global_batch"]`
@@ -45,7 +49,9 @@ func TestStages(t *testing.T) {
 			t.Fatal(err)
 		}
 		// 16 of 44 sequences of 48 tokens are 8 of 22 of 96
-		for _, words := range []string{"a new stage begins after step 4", "data.sequence is 96, it was 48; a step has 2 sequences, it had 4", "sequence 9 of 22 of epoch 1", "optimizer's moments", "learning rate of step 5 is 0.003; that of step 4 was 0.003"} {
+		for _, words := range []string{"a new stage begins after step 4",
+			"data.sequence is 96, it was 48; a step has 2 sequences, it had 4", "sequence 9 of 22 of epoch 1",
+			"optimizer's moments", "learning rate of step 5 is 0.003; that of step 4 was 0.003"} {
 			if !strings.Contains(log, words) {
 				t.Errorf("the log does not say %q:\n%s", words, log)
 			}
@@ -98,13 +104,16 @@ func TestStageData(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(other, "rest.txt"), string(text[16*48:]))
-	if _, err := run(2, "train.steps=7", "data.sequence=96", "data.global_batch=2", `checkpoint.accept=["data.sequence", "data.global_batch"]`); err != nil {
+	if _, err := run(2, "train.steps=7", "data.sequence=96", "data.global_batch=2",
+		`checkpoint.accept=["data.sequence", "data.global_batch"]`); err != nil {
 		t.Fatal(err)
 	}
-	sets := []string{"train.steps=7", "data.sequence=96", "data.global_batch=2", "data.path=" + filepath.Join(other, "rest.txt")}
+	sets := []string{"train.steps=7", "data.sequence=96", "data.global_batch=2",
+		"data.path=" + filepath.Join(other, "rest.txt")}
 	_, err := runOther(1, append(sets, `checkpoint.accept=["data.sequence", "data.global_batch"]`)...)
 	expectFault(t, err, status.InvalidConfig, []string{"data.path is ", "rest.txt", `"data.path"`})
-	if _, err := runOther(1, append(sets, `checkpoint.accept=["data.sequence", "data.global_batch", "data.path"]`)...); err != nil {
+	if _, err := runOther(1,
+		append(sets, `checkpoint.accept=["data.sequence", "data.global_batch", "data.path"]`)...); err != nil {
 		t.Fatal(err)
 	}
 	a, b := losses(t, dir), losses(t, other)
@@ -126,10 +135,14 @@ func TestStagePositions(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := run(2, "train.steps=8", "data.sequence=96", "checkpoint.accept=data.sequence")
-	expectFault(t, err, status.InvalidConfig, []string{"data.sequence: 96, the model has 48 positions", "max_position_embeddings = 96"})
-	longer := []string{"train.steps=8", "data.sequence=96", "model.new.max_position_embeddings=96", `model.new.rope_scaling={rope_type="yarn", factor=2.0, original_max_position_embeddings=48}`}
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"data.sequence: 96, the model has 48 positions", "max_position_embeddings = 96"})
+	longer := []string{"train.steps=8", "data.sequence=96", "model.new.max_position_embeddings=96",
+		`model.new.rope_scaling={rope_type="yarn", factor=2.0, original_max_position_embeddings=48}`}
 	_, err = run(2, longer...)
-	expectFault(t, err, status.InvalidConfig, []string{"the model has 96 positions with RoPE yarn, theta 10000, Factor 2, ", "it had 48 positions with RoPE default, theta 10000", `checkpoint.accept = ["data.sequence"]`})
+	expectFault(t, err, status.InvalidConfig,
+		[]string{"the model has 96 positions with RoPE yarn, theta 10000, Factor 2, ",
+			"it had 48 positions with RoPE default, theta 10000", `checkpoint.accept = ["data.sequence"]`})
 	accept := "checkpoint.accept=data.sequence"
 	_, err = run(2, append([]string{accept, "model.new.rms_norm_eps=1e-3"}, longer...)...)
 	expectFault(t, err, status.InvalidConfig, []string{"rms_norm_eps of the model is 0.001, it was "})
@@ -140,11 +153,13 @@ func TestStagePositions(t *testing.T) {
 		t.Errorf("%d steps", n)
 	}
 	config, err := os.ReadFile(filepath.Join(dir, "out", "model", "config.json"))
-	if err != nil || !strings.Contains(string(config), `"max_position_embeddings": 96`) || !strings.Contains(string(config), "yarn") {
+	if err != nil || !strings.Contains(string(config), `"max_position_embeddings": 96`) ||
+		!strings.Contains(string(config), "yarn") {
 		t.Errorf("%v: %s", err, config)
 	}
 	exported := filepath.Join(dir, "exported")
-	if err := export(Options{words: []string{filepath.Join(dir, "out", "checkpoints"), exported}, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+	if err := export(Options{words: []string{filepath.Join(dir, "out", "checkpoints"), exported}, Stdout: io.Discard,
+		Stderr: io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 	if again, err := os.ReadFile(filepath.Join(exported, "config.json")); err != nil || !bytes.Equal(again, config) {

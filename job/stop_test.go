@@ -25,7 +25,8 @@ func TestStopEarly(t *testing.T) {
 		}
 		return backends.Open(c)
 	}
-	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000"}, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard,
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000"}, Ranks: 2,
+		Stdout: io.Discard, Stderr: io.Discard,
 		open: opener{ask, backends.OpenComm, nil}})
 	if status.Of(err) != status.Preempted {
 		t.Errorf("it is to stop, and %v", err)
@@ -43,9 +44,12 @@ func TestStoppedRunNamesWhatIsThere(t *testing.T) {
 			return backends.Open(c)
 		}
 		var out strings.Builder
-		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000", "checkpoint.resume=off", "output.overwrite=true"}, Quiet: quiet, Stdout: &out, Stderr: io.Discard,
+		err := Run(Options{Path: filepath.Join(dir, "job.toml"),
+			Sets: []string{"train.steps=1000", "checkpoint.resume=off", "output.overwrite=true"}, Quiet: quiet,
+			Stdout: &out, Stderr: io.Discard,
 			open: opener{ask, backends.OpenComm, nil}})
-		if _, statErr := os.Stat(filepath.Join(dir, "out", "model")); status.Of(err) != status.Preempted || statErr == nil || strings.Contains(out.String(), filepath.Join("out", "model")) ||
+		if _, statErr := os.Stat(filepath.Join(dir, "out", "model")); status.Of(err) != status.Preempted ||
+			statErr == nil || strings.Contains(out.String(), filepath.Join("out", "model")) ||
 			!strings.Contains(out.String(), "report") {
 			t.Errorf("%v\n%s", err, out.String())
 		}
@@ -77,7 +81,8 @@ func TestStopBeforeEvaluation(t *testing.T) {
 			found = append(found, err)
 		}
 	})
-	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000", "eval.every=1", "eval.split=0.3"}, Stdout: io.Discard, Stderr: said,
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"),
+		Sets: []string{"train.steps=1000", "eval.every=1", "eval.split=0.3"}, Stdout: io.Discard, Stderr: said,
 		open: opener{ask, backends.OpenComm, nil}})
 	if status.Of(err) != status.Preempted || len(found) != 1 || found[0] != nil {
 		t.Errorf("%v, and at each evaluation the checkpoint: %v", err, found)
@@ -86,8 +91,10 @@ func TestStopBeforeEvaluation(t *testing.T) {
 
 // The command that resumes a run is the run's own command, quoted for a shell.
 func TestCommand(t *testing.T) {
-	job := &Env{Job: &file.Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`}, world: comm.Local(3)[0]}
-	if got, want := job.command(), os.Args[0]+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {
+	job := &Env{Job: &file.Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`},
+		world: comm.Local(3)[0]}
+	if got, want := job.command(),
+		os.Args[0]+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	job.args = []string{"ulysses-mpi", "job.toml", "-n", "2", ""}

@@ -48,8 +48,9 @@ func newStragglers(e *Env) *stragglers {
 		return nil
 	}
 	host, _ := os.Hostname()
-	return &stragglers{world: world, host: host, window: map[string][]float64{}, slow: make([]int, world.Size()), named: make([]bool, world.Size()),
-		warn: func(text string) { e.Log.Warn().Msg(text) }}
+	return &stragglers{world: world, host: host, window: map[string][]float64{}, slow: make([]int, world.Size()),
+		named: make([]bool, world.Size()),
+		warn:  func(text string) { e.Log.Warn().Msg(text) }}
 }
 
 // step adds a step, and compares the ranks at the end of a window. Collective.
@@ -98,8 +99,10 @@ func (x *stragglers) compare(all []pace) {
 		}
 		x.named[i] = true
 		phase, other := worstPhase(all, i)
-		x.warn(fmt.Sprintf("rank %d on host %s has been slower than the others for %d steps, and they wait for it: its own work takes %.3g s of a step, the median of all ranks is %.3g s; most of the difference is in %s (%.3g s, median %.3g s); look for other processes on that host",
-			i, all[i].Host, stragglerWindows*stragglerSteps, sums[i], usual, clock.Label(phase), all[i].Phases[phase], other))
+		x.warn(fmt.Sprintf(
+			"rank %d on host %s has been slower than the others for %d steps, and they wait for it: its own work takes %.3g s of a step, the median of all ranks is %.3g s; most of the difference is in %s (%.3g s, median %.3g s); look for other processes on that host",
+			i, all[i].Host, stragglerWindows*stragglerSteps, sums[i], usual, clock.Label(phase),
+			all[i].Phases[phase], other))
 	}
 }
 

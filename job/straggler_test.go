@@ -8,7 +8,9 @@ import (
 // A rank that is slower than the others for thirty steps is named, once, with the phase.
 func TestStragglers(t *testing.T) {
 	var said []string
-	x := &stragglers{slow: make([]int, 4), named: make([]bool, 4), warn: func(text string) { said = append(said, text) }}
+	x := &stragglers{slow: make([]int, 4), named: make([]bool, 4), warn: func(text string) {
+		said = append(said, text)
+	}}
 	usual := pace{Host: "n0", Phases: map[string]float64{"attention": 1, "linear": 2}}
 	slow := pace{Host: "n1", Phases: map[string]float64{"attention": 2.5, "linear": 2.1}}
 	all := []pace{usual, usual, slow, usual}
@@ -39,7 +41,9 @@ func TestStragglerOfARun(t *testing.T) {
 	t.Setenv("ULYSSES_FAULT", "slow:1:2")
 	dir, _ := newKept(t)
 	out, err := child(dir, "ULYSSES_TEST_SETS=train.steps=40 checkpoint.every=0").CombinedOutput()
-	if err != nil || strings.Count(string(out), "rank 1 on host ") != 1 || !strings.Contains(string(out), "slower than the others for 30 steps") || !strings.Contains(string(out), "most of the difference is in data (0.2") {
+	if err != nil || strings.Count(string(out), "rank 1 on host ") != 1 ||
+		!strings.Contains(string(out), "slower than the others for 30 steps") ||
+		!strings.Contains(string(out), "most of the difference is in data (0.2") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -27,7 +27,8 @@ func superviseJob(o Options) error {
 		return err
 	}
 	if j.Kind != "train" {
-		return j.Errorf(status.InvalidConfig, "kind", "%q: only training has checkpoints from which it can start again; run it without supervise", j.Kind)
+		return j.Errorf(status.InvalidConfig, "kind",
+			"%q: only training has checkpoints from which it can start again; run it without supervise", j.Kind)
 	}
 	limit, err := launch.Timeout(j.Parallel.Timeout)
 	if err != nil {
@@ -42,8 +43,9 @@ func superviseJob(o Options) error {
 	// If the reader of the output exits, the job continues. An ignored signal would stay ignored in
 	// the launcher.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(), Records: filepath.Join(j.Output.Dir, flightFolder),
-		Restarts: o.restarts, Timeout: limit, Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
+	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(),
+		Records: filepath.Join(j.Output.Dir, flightFolder), Restarts: o.restarts, Timeout: limit, Stdout: o.Stdout,
+		Stderr: o.Stderr, Signals: caught,
 		Log: func(text string) { log.Warn().Msg("supervise: " + text) }})
 	if err != nil || code == 0 {
 		return err

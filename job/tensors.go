@@ -29,7 +29,8 @@ func (o *Options) checkTensorsFile() error {
 		return nil
 	}
 	if _, err := os.Lstat(o.tensors); err == nil {
-		return status.Errorf(status.IO, "%s: --tensors %s: the file exists; name another file, or remove it", o.verb, o.tensors)
+		return status.Errorf(status.IO, "%s: --tensors %s: the file exists; name another file, or remove it", o.verb,
+			o.tensors)
 	}
 	return nil
 }

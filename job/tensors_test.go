@@ -14,9 +14,12 @@ import (
 // logits, and their sum is the loss of the step.
 func TestVerifyWritesTensors(t *testing.T) {
 	job := filepath.Join(goldens, "llama-sgd-dp2", "job.toml")
-	for _, m := range []struct{ ranks, ulysses, ring, accumulate string }{{"1", "1", "1", "4"}, {"4", "2", "1", "2"}, {"4", "2", "2", "4"}} {
+	for _, m := range []struct{ ranks, ulysses, ring, accumulate string }{{"1", "1", "1", "4"}, {"4", "2", "1", "2"},
+		{"4", "2", "2", "4"}} {
 		path := filepath.Join(t.TempDir(), "tensors.safetensors")
-		args := []string{"verify", job, "-n", m.ranks, "--set", "parallel.ulysses=" + m.ulysses, "--set", "parallel.ring=" + m.ring, "--set", "data.accumulate=" + m.accumulate, "--set", "tile.loss=7", "--set", "output.dir=" + t.TempDir(), "--tensors", path}
+		args := []string{"verify", job, "-n", m.ranks, "--set", "parallel.ulysses=" + m.ulysses, "--set",
+			"parallel.ring=" + m.ring, "--set", "data.accumulate=" + m.accumulate, "--set", "tile.loss=7", "--set",
+			"output.dir=" + t.TempDir(), "--tensors", path}
 		if code, out, errs := call(args...); code != status.OK {
 			t.Fatalf("%v %v\n%s%s", m, code, out, errs)
 		}
@@ -49,7 +52,8 @@ func checkTokens(t *testing.T, path string) {
 		}
 		return x
 	}
-	sequence, index, targets, losses, logits := ids("sequence"), ids("index"), ids("targets"), floats("token loss"), floats("logits")
+	sequence, index, targets, losses, logits := ids("sequence"), ids("index"), ids("targets"), floats("token loss"),
+		floats("logits")
 	if n := len(sequence); n != 4*64 || len(ids("input_ids")) != n || len(logits)%n != 0 {
 		t.Fatalf("%d tokens, %d logits", n, len(logits))
 	}
@@ -74,7 +78,8 @@ func meanOfTokens(t *testing.T, targets []int64, losses, logits []float32) float
 		for _, x := range logits[i*vocabulary : (i+1)*vocabulary] {
 			all += math.Exp(float64(x))
 		}
-		near.Value(t, "loss of a token", float64(losses[i]), math.Log(all)-float64(logits[i*vocabulary+int(target)]), 2e-5)
+		near.Value(t, "loss of a token", float64(losses[i]), math.Log(all)-float64(logits[i*vocabulary+int(target)]),
+			2e-5)
 		sum, valid = sum+float64(losses[i]), valid+1
 	}
 	return sum / valid

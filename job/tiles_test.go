@@ -14,13 +14,16 @@ func tiledRun(t *testing.T, path string, ranks int, mlp, loss string) (losses []
 	t.Helper()
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	err := Run(Options{Path: path, Sets: []string{"output.dir=" + out, "parallel.ulysses=0", "train.steps=1", "optimizer.schedule=constant", "optimizer.warmup=0",
-		"tile.mlp=" + mlp, "tile.loss=" + loss},
+	err := Run(Options{Path: path,
+		Sets: []string{"output.dir=" + out, "parallel.ulysses=0", "train.steps=1", "optimizer.schedule=constant",
+			"optimizer.warmup=0",
+			"tile.mlp=" + mlp, "tile.loss=" + loss},
 		Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
 	if err != nil {
 		t.Fatal(err, stderr.String())
 	}
-	if tiled := mlp != "off"; strings.Contains(stdout.String(), "MLP in tiles of") != tiled || tiled && !strings.Contains(stdout.String(), mlp+" tokens") {
+	if tiled := mlp != "off"; strings.Contains(stdout.String(), "MLP in tiles of") != tiled || tiled &&
+		!strings.Contains(stdout.String(), mlp+" tokens") {
 		t.Errorf("tile.mlp = %s: the table of memory says otherwise:\n%s", mlp, stdout.String())
 	}
 	for _, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
@@ -48,7 +51,8 @@ func TestTiledJobs(t *testing.T) {
 				for tensor, want := range weights {
 					for i := range want {
 						if d := math.Abs(float64(got[tensor][i] - want[i])); !(d <= max(1e-7, ulp(want[i]))) {
-							t.Fatalf("%s, %d ranks, tiles of %s: weight %d of %s is off by %.2g", name, ranks, rows, i, tensor, d)
+							t.Fatalf("%s, %d ranks, tiles of %s: weight %d of %s is off by %.2g", name, ranks, rows, i,
+								tensor, d)
 						}
 					}
 				}

@@ -48,7 +48,8 @@ func TestTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	events, about := readTrace(t, filepath.Join(dir, "out", "trace.json"))
-	if about["steps"] != "2 to 3" || about["clocks"] != "one clock for all ranks" || !strings.Contains(out, "trace.json: steps 2 to 3") {
+	if about["steps"] != "2 to 3" || about["clocks"] != "one clock for all ranks" ||
+		!strings.Contains(out, "trace.json: steps 2 to 3") {
 		t.Errorf("the file says %v, the program %s", about, out)
 	}
 	names := map[string]string{} // of processes and threads
@@ -81,7 +82,8 @@ func TestTrace(t *testing.T) {
 		for _, lane := range []trace.Track{trace.Host, trace.Layers, trace.Comm, trace.CommStream, trace.Control} {
 			spans := lanes[[2]int{rank, int(lane) + 1}]
 			if len(spans) == 0 || names[fmt.Sprint(rank, " ", int(lane)+1)] == "" {
-				t.Errorf("rank %d: lane %d has %d spans and is called %q", rank, lane, len(spans), names[fmt.Sprint(rank, " ", int(lane)+1)])
+				t.Errorf("rank %d: lane %d has %d spans and is called %q", rank, lane, len(spans),
+					names[fmt.Sprint(rank, " ", int(lane)+1)])
 			}
 			checkNested(t, spans, steps[0].TS, steps[1].end())
 		}
@@ -94,13 +96,15 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%d phases of attention", n)
 	}
 	// groups, and the tied table twice
-	if count(lanes, int(trace.CommStream), "world reduce-scatter") != 4*2*2*5 || count(lanes, int(trace.Comm), "world reduce-scatter") != 0 {
+	if count(lanes, int(trace.CommStream), "world reduce-scatter") != 4*2*2*5 ||
+		count(lanes, int(trace.Comm), "world reduce-scatter") != 0 {
 		t.Errorf("%d sums of gradients on the side stream", count(lanes, int(trace.CommStream), "world reduce-scatter"))
 	}
 
 	// A run that does none of the steps says so.
 	dir, run = newKept(t, "output.trace=[9, 12]", "checkpoint.every=0")
-	if out, err = run(1); err != nil || !strings.Contains(out, "output.trace = [9, 12], and this run did no step of these") {
+	if out, err = run(1); err != nil ||
+		!strings.Contains(out, "output.trace = [9, 12], and this run did no step of these") {
 		t.Error(err, out)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "out", "trace.json")); err == nil {

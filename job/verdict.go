@@ -109,12 +109,16 @@ func (r *verdict) sentence() string {
 	case bitwise:
 		text += fmt.Sprintf("%s bitwise equal %s", units.Count(judged, "tensor"), on)
 	case within:
-		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element (limit %g); %d are bitwise equal", units.Count(judged, "tensor"), on, most, r.Limit, equal)
+		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element (limit %g); %d are bitwise equal",
+			units.Count(judged, "tensor"), on, most, r.Limit, equal)
 		if rounded > 0 {
-			text += fmt.Sprintf("; %d beyond the limit differ by less than %d times as much as a change of all weights in their last bit changes them", rounded, roundings)
+			text += fmt.Sprintf(
+				"; %d beyond the limit differ by less than %d times as much as a change of all weights in their last bit changes them",
+				rounded, roundings)
 		}
 	default:
-		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, units.Count(judged, "tensor"), on, r.Limit, most)
+		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far,
+			units.Count(judged, "tensor"), on, r.Limit, most)
 	}
 	if zero > 0 {
 		text += fmt.Sprintf("; %d are zero up to rounding", zero)
@@ -143,7 +147,8 @@ func (r *verdict) print(out io.Writer, all bool) error {
 			judgement = "ok"
 		}
 		if all || judgement == "FAIL" {
-			fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s\t%s\n", x.Name, x.Shape, x.Max, x.Mean, x.Relative, bits, judgement)
+			fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s\t%s\n", x.Name, x.Shape, x.Max, x.Mean, x.Relative, bits,
+				judgement)
 		}
 	}
 	return w.Flush()

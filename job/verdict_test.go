@@ -16,21 +16,25 @@ import (
 
 // With --json, verify prints its verdict as JSON and nothing else on standard output.
 func TestVerifyAsJSON(t *testing.T) {
-	code, out, errs := call("verify", "../testdata/goldens/attention-gqa-packed/job.toml", "--json", "-n", "3", "--set", "device.backend=cpu",
+	code, out, errs := call("verify", "../testdata/goldens/attention-gqa-packed/job.toml", "--json", "-n", "3", "--set",
+		"device.backend=cpu",
 		"--set", "attention.output="+filepath.Join(t.TempDir(), "out"))
 	var r verdict
 	if err := json.Unmarshal([]byte(out), &r); code != status.OK || err != nil {
 		t.Fatalf("%v %v\n%s%s", code, err, out, errs)
 	}
-	if r.Ranks != 3 || r.Ulysses != 3 || r.Data != 1 || r.DType != "f32" || r.Kernels == "" || r.Limit != 2e-5 || !r.Same || r.Verdict != "within tolerance" && r.Verdict != "bitwise" || len(r.Tensors) != 5 {
+	if r.Ranks != 3 || r.Ulysses != 3 || r.Data != 1 || r.DType != "f32" || r.Kernels == "" || r.Limit != 2e-5 ||
+		!r.Same || r.Verdict != "within tolerance" && r.Verdict != "bitwise" || len(r.Tensors) != 5 {
 		t.Errorf("%+v", r)
 	}
 	for _, x := range r.Tensors {
-		if x.Name == "" || len(x.Shape) == 0 || !x.Judged || !x.Within || x.Bits && x.Max != 0 || float64(x.Relative) > r.Limit {
+		if x.Name == "" || len(x.Shape) == 0 || !x.Judged || !x.Within || x.Bits && x.Max != 0 ||
+			float64(x.Relative) > r.Limit {
 			t.Errorf("%+v", x)
 		}
 	}
-	if code, _, errs := call("plan", "x.toml", "--json"); code != status.InvalidArgument || !strings.Contains(errs, "--json is a flag of verify") {
+	if code, _, errs := call("plan", "x.toml", "--json"); code != status.InvalidArgument ||
+		!strings.Contains(errs, "--json is a flag of verify") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -38,7 +42,8 @@ func TestVerifyAsJSON(t *testing.T) {
 // NaN and Inf are null in JSON, and a tensor out of tolerance is marked in both forms.
 func TestVerdictOfABadRun(t *testing.T) {
 	r := verdict{Ranks: 2, Ulysses: 2, Data: 1, Limit: 2e-5, Tensors: []compared{
-		{Name: "out", Shape: []int64{2}, Max: quantity(math.Inf(1)), Mean: quantity(math.NaN()), Relative: 0.5, Judged: true},
+		{Name: "out", Shape: []int64{2}, Max: quantity(math.Inf(1)), Mean: quantity(math.NaN()), Relative: 0.5,
+			Judged: true},
 		{Name: "lse", Shape: []int64{2}, Bits: true, Judged: true, Within: true}}}
 	var text, table bytes.Buffer
 	if err := r.printJSON(&text); err != nil {
@@ -48,11 +53,14 @@ func TestVerdictOfABadRun(t *testing.T) {
 	if err := json.Unmarshal(text.Bytes(), &back); err != nil || back["same"] != false || back["verdict"] != "FAIL" {
 		t.Fatal(err, text.String())
 	}
-	if x := back["tensors"].([]any)[0].(map[string]any); x["max"] != nil || x["mean"] != nil || x["relative"] != 0.5 || x["within"] != false || x["bits_equal"] != false {
+	if x := back["tensors"].([]any)[0].(map[string]any); x["max"] != nil || x["mean"] != nil || x["relative"] != 0.5 ||
+		x["within"] != false || x["bits_equal"] != false {
 		t.Error(x)
 	}
 	err := r.print(&table, false)
-	if s := table.String(); err != nil || !strings.HasPrefix(s, "FAIL: 1 of 2 tensors on 2 ranks (ulysses 2 x data 1) and on one differ by more than 2e-05 of the largest element, by up to 5.0e-01") ||
+	if s := table.String(); err != nil ||
+		!strings.HasPrefix(s,
+			"FAIL: 1 of 2 tensors on 2 ranks (ulysses 2 x data 1) and on one differ by more than 2e-05 of the largest element, by up to 5.0e-01") ||
 		strings.Count(s, "FAIL") != 2 || strings.Contains(s, "lse") {
 		t.Error(err, s)
 	}
@@ -76,21 +84,26 @@ func TestVerdictFirst(t *testing.T) {
 	}{
 		{[]compared{same}, "bitwise: 1 tensor bitwise equal on 1 rank"},
 		{[]compared{same, same, shown}, "bitwise: 2 tensors bitwise equal on 1 rank"},
-		{[]compared{same, near, shown}, "within tolerance: 2 tensors on 1 rank (ulysses 1 x data 1) and on one differ by at most 3.0e-07 of the largest element (limit 2e-05); 1 are bitwise equal"},
+		{[]compared{same, near, shown},
+			"within tolerance: 2 tensors on 1 rank (ulysses 1 x data 1) and on one differ by at most 3.0e-07 of the largest element (limit 2e-05); 1 are bitwise equal"},
 	} {
 		r := verdict{Ranks: 1, Ulysses: 1, Data: 1, Limit: 2e-5, Tensors: x.tensors}
 		var short, long bytes.Buffer
-		if err := r.print(&short, false); err != nil || !strings.HasPrefix(short.String(), x.want) || strings.Count(short.String(), "\n") != 1 {
+		if err := r.print(&short, false); err != nil || !strings.HasPrefix(short.String(), x.want) ||
+			strings.Count(short.String(), "\n") != 1 {
 			t.Errorf("%v: %q, want %q", err, short.String(), x.want)
 		}
-		if err := r.print(&long, true); err != nil || !strings.HasPrefix(long.String(), x.want) || strings.Count(long.String(), "\n") != 3+len(x.tensors) {
+		if err := r.print(&long, true); err != nil || !strings.HasPrefix(long.String(), x.want) ||
+			strings.Count(long.String(), "\n") != 3+len(x.tensors) {
 			t.Errorf("%v: %s", err, long.String())
 		}
 	}
 	dir, _ := newKept(t)
 	for args, lines := range map[string]int{"": 1, "-q": 1, "--all": 30} {
-		code, out, errs := call(append([]string{"verify", filepath.Join(dir, "job.toml"), "-n", "2"}, strings.Fields(args)...)...)
-		if n := strings.Count(out, "\n"); code != status.OK || !strings.HasPrefix(out, "within tolerance: ") || n < lines || n > 1 && lines == 1 || strings.Contains(out, "differ\t") && lines == 1 {
+		code, out, errs :=
+			call(append([]string{"verify", filepath.Join(dir, "job.toml"), "-n", "2"}, strings.Fields(args)...)...)
+		if n := strings.Count(out, "\n"); code != status.OK || !strings.HasPrefix(out, "within tolerance: ") ||
+			n < lines || n > 1 && lines == 1 || strings.Contains(out, "differ\t") && lines == 1 {
 			t.Errorf("%q: %v, %d lines\n%s%s", args, code, n, out, errs)
 		}
 	}
@@ -125,7 +138,8 @@ func TestZeroGradients(t *testing.T) {
 			if x.zero {
 				g = 1e-12
 			}
-			return []named{{name: "large gradient", data: []float32{-2, 1}, judged: true, kind: isGradient, param: "large"},
+			return []named{{name: "large gradient", data: []float32{-2, 1}, judged: true, kind: isGradient,
+				param: "large"},
 				{name: "p gradient", data: []float32{g}, judged: true, kind: isGradient, param: "p"},
 				{name: "large updated", data: []float32{2}, judged: true, kind: isUpdated, param: "large"},
 				{name: "x", data: []float32{v, 0}, judged: true, kind: x.kind, param: "p"}}
@@ -138,7 +152,8 @@ func TestZeroGradients(t *testing.T) {
 			t.Errorf("%s: %+v", name, got)
 		}
 		_, far := r.judge()
-		if said := strings.Contains(r.sentence(), "; 1 are zero up to rounding"); (far == 0) != x.ok || said != x.asZero {
+		if said := strings.Contains(r.sentence(), "; 1 are zero up to rounding"); (far == 0) != x.ok ||
+			said != x.asZero {
 			t.Errorf("%s: %s", name, r.sentence())
 		}
 	}
@@ -151,11 +166,14 @@ func TestVerifyModelsWithZeroGradients(t *testing.T) {
 		"gate.weight": `model_type="mixtral",intermediate_size=16,num_local_experts=4,num_experts_per_tok=1,output_router_logits=false`,
 	} {
 		dir, _ := newKept(t)
-		code, out, errs := call("verify", filepath.Join(dir, "job.toml"), "-n", "2", "--all", "--set", "optimizer.name=sgd", "--set", "parallel.ulysses=2",
-			"--set", `model.new={`+fields+`,vocab_size=256,hidden_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2}`)
+		code, out, errs := call("verify", filepath.Join(dir, "job.toml"), "-n", "2", "--all", "--set",
+			"optimizer.name=sgd", "--set", "parallel.ulysses=2",
+			"--set", `model.new={`+fields+
+				`,vocab_size=256,hidden_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2}`)
 		found := false
 		for line := range strings.Lines(out) {
-			found = found || strings.Contains(line, name+" gradient") && strings.Contains(line, "ok: zero up to rounding")
+			found = found || strings.Contains(line, name+" gradient") &&
+				strings.Contains(line, "ok: zero up to rounding")
 		}
 		if code != status.OK || !found {
 			t.Errorf("%s: %v\n%s%s", name, code, out, errs)
@@ -166,14 +184,17 @@ func TestVerifyModelsWithZeroGradients(t *testing.T) {
 // In BF16, the biases of keys are measured by their matrices; a bias that is wrong by more fails.
 func TestKeyBiasesInBF16(t *testing.T) {
 	run := func(bias float32) []named {
-		return []named{{name: "a.k_proj.bias gradient", data: []float32{bias}, judged: true, kind: isGradient, param: "a.k_proj.bias"},
-			{name: "a.k_proj.weight gradient", data: []float32{-1, 0.5}, judged: true, kind: isGradient, param: "a.k_proj.weight"}}
+		return []named{{name: "a.k_proj.bias gradient", data: []float32{bias}, judged: true, kind: isGradient,
+			param: "a.k_proj.bias"},
+			{name: "a.k_proj.weight gradient", data: []float32{-1, 0.5}, judged: true, kind: isGradient,
+				param: "a.k_proj.weight"}}
 	}
 	for _, c := range []struct {
 		dtype    string
 		all, one float32
 		ok       bool
-	}{{"bf16", 1e-3, 2e-3, true}, {"f32", 1e-3, 2e-3, false}, {"bf16", 0.03, 0.06, false}, {"bf16", 3, 3.01, true}, {"bf16", float32(math.NaN()), 1e-3, false}} {
+	}{{"bf16", 1e-3, 2e-3, true}, {"f32", 1e-3, 2e-3, false}, {"bf16", 0.03, 0.06, false}, {"bf16", 3, 3.01, true},
+		{"bf16", float32(math.NaN()), 1e-3, false}} {
 		r := verdict{Limit: 2e-2, DType: c.dtype}
 		if err := r.compareAll(run(c.all), run(c.one)); err != nil || r.Tensors[0].Within != c.ok {
 			t.Errorf("%+v: %+v, %v", c, r.Tensors[0], err)
@@ -258,7 +279,8 @@ func TestRoundingErrorsAreZero(t *testing.T) {
 		if err == nil {
 			err = r.allowRounding(run(x.changed), run(x.one))
 		}
-		if _, far := r.judge(); err != nil || (far == 0) != x.ok || r.Tensors[0].Zero != x.ok || r.Tensors[2].Zero != x.ok {
+		if _, far := r.judge(); err != nil || (far == 0) != x.ok || r.Tensors[0].Zero != x.ok ||
+			r.Tensors[2].Zero != x.ok {
 			t.Errorf("%s: %v, %s", name, err, r.sentence())
 		}
 	}
@@ -269,7 +291,8 @@ func TestVerifyMeasuresRounding(t *testing.T) {
 	kept := verifyLimits[tensor.F32]
 	verifyLimits[tensor.F32] = 1e-12
 	defer func() { verifyLimits[tensor.F32] = kept }()
-	ring := []string{"--json", "-n", "2", "--set", "device.backend=cpu", "--set", "parallel.ulysses=1", "--set", "parallel.ring=2", "--set", "output.dir=" + t.TempDir()}
+	ring := []string{"--json", "-n", "2", "--set", "device.backend=cpu", "--set", "parallel.ulysses=1", "--set",
+		"parallel.ring=2", "--set", "output.dir=" + t.TempDir()}
 	run := func(job string, more ...string) (r verdict) {
 		_, out, errs := call(slices.Concat([]string{"verify", job}, ring, more)...)
 		if err := json.Unmarshal([]byte(out), &r); err != nil {
@@ -283,7 +306,8 @@ func TestVerifyMeasuresRounding(t *testing.T) {
 		if !x.Judged || x.Bits || x.Zero {
 			continue
 		}
-		if measured++; !(x.Rounding > 0 && x.Rounding < 1e-4) || !x.Within && float64(x.Relative) < float64(x.Rounding) {
+		if measured++; !(x.Rounding > 0 && x.Rounding < 1e-4) || !x.Within &&
+			float64(x.Relative) < float64(x.Rounding) {
 			t.Errorf("%+v", x)
 		}
 	}
@@ -295,8 +319,10 @@ func TestVerifyMeasuresRounding(t *testing.T) {
 // nudge changes trained and frozen weights that are not zero, each by one bit.
 func TestNudge(t *testing.T) {
 	dir, base, _ := newLoRA(t, "qwen3_5")
-	sets := []string{"model.new={}", "model.path=" + base, "lora.rank=3", "data.tokenizer=bytes", "data.sequence=40", "device.backend=cpu"}
-	err := onRanks(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+	sets := []string{"model.new={}", "model.path=" + base, "lora.rank=3", "data.tokenizer=bytes", "data.sequence=40",
+		"device.backend=cpu"}
+	err := onRanks(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 1, Stdout: io.Discard,
+		Stderr: io.Discard}, func(e *Env) error {
 		s, err := prepare(e, false)
 		if err != nil {
 			return err

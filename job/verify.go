@@ -85,8 +85,9 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 	if err != nil {
 		return err
 	}
-	r := &verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring, Experts: int(e.Job.Parallel.Experts), Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
-		Limit: verifyLimits[e.Compute], Tensors: []compared{}}
+	r := &verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring,
+		Experts: int(e.Job.Parallel.Experts), Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute),
+		Kernels: e.Device.Info().Kernels, Limit: verifyLimits[e.Compute], Tensors: []compared{}}
 	if err := r.compareAll(all, one); err != nil {
 		return err
 	}
@@ -112,7 +113,9 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 		err = r.print(e.Result, o.all || o.Verbose)
 	}
 	if judged, far := r.judge(); err == nil && far > 0 {
-		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element; run ulysses-mpi doctor on every host, and compare", far, units.Count(judged, "tensor"), r.Limit)
+		err = status.Errorf(status.Numeric,
+			"verify: %d of %s differ by more than %g of the largest element; run ulysses-mpi doctor on every host, and compare",
+			far, units.Count(judged, "tensor"), r.Limit)
 	}
 	return err
 }
@@ -159,8 +162,10 @@ func (r *verdict) compareAll(all, one []named) error {
 		if a.kind == isGradient {
 			zeros[a.param] = zero
 		}
-		r.Tensors = append(r.Tensors, compared{Name: a.name, Shape: append([]int64{}, a.shape...), Max: quantity(d.max), Mean: quantity(d.mean), Relative: quantity(d.relative),
-			Bits: d.equal, Judged: a.judged, Zero: zero, Within: zero || d.relative <= r.Limit})
+		r.Tensors = append(r.Tensors,
+			compared{Name: a.name, Shape: append([]int64{}, a.shape...), Max: quantity(d.max), Mean: quantity(d.mean),
+				Relative: quantity(d.relative), Bits: d.equal, Judged: a.judged, Zero: zero, Within: zero ||
+					d.relative <= r.Limit})
 	}
 	return nil
 }
@@ -236,7 +241,8 @@ type difference struct {
 // without keys) are equal; a NaN gives an infinite difference.
 func compare(a, ref named) (difference, error) {
 	if a.name != ref.name || len(a.data) != len(ref.data) {
-		return difference{}, status.Errorf(status.Internal, "verify: %s has %d elements, on one rank %s has %d", a.name, len(a.data), ref.name, len(ref.data))
+		return difference{}, status.Errorf(status.Internal, "verify: %s has %d elements, on one rank %s has %d", a.name,
+			len(a.data), ref.name, len(ref.data))
 	}
 	d, top := difference{equal: true}, 0.0
 	for i, x := range a.data {
@@ -264,7 +270,8 @@ func compare(a, ref named) (difference, error) {
 
 // warnOfNoTargets warns that the losses of a verify are 0: then equal tensors prove nothing.
 func (e *Env) warnOfNoTargets(of string) {
-	e.Log.Warn().Msg("verify: no token of " + of + " is a target (" + notTargets + "), so losses and gradients are 0 on any number of ranks, and the comparison has no meaning; use longer documents")
+	e.Log.Warn().Msg("verify: no token of " + of + " is a target (" + notTargets +
+		"), so losses and gradients are 0 on any number of ranks, and the comparison has no meaning; use longer documents")
 }
 
 // trainTensors returns the loss, the gradients and the updated weights of the first step, or the
@@ -379,7 +386,8 @@ func (s *session) paramTensors(grads bool, stream device.Stream) (map[string]nam
 				return nil, err
 			}
 			at += p.Numel()
-			values[p.Name] = named{name: p.Name + what, shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: judged, kind: kind, param: p.Name}
+			values[p.Name] = named{name: p.Name + what, shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x),
+				judged: judged, kind: kind, param: p.Name}
 		}
 	}
 	return values, nil
@@ -438,7 +446,8 @@ func fetch(d device.Device, s device.Stream, t tensor.Tensor) ([]float32, error)
 func operatorTensors(e *Env) ([]named, error) {
 	j := *e.Job
 	_, output := j.OperatorFiles()
-	*output = filepath.Join(filepath.Dir(*output), fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(*output)))
+	*output = filepath.Join(filepath.Dir(*output),
+		fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(*output)))
 	run := *e
 	run.Job = &j
 	if e.Mesh.World.Rank() == 0 {

@@ -56,7 +56,8 @@ func TestWarningsOfARun(t *testing.T) {
 	}
 	path := filepath.Join(dir, "job.toml")
 	job := fmt.Sprintf("[device]\nbackend = \"cpu\"\nthreads = 1\n[model]\npath = %q\n[data]\npath = [%q]\ntokenizer = \"bytes\"\nsequence = 64\n[optimizer]\nlr = 1e-3\nbetas = [0.8, 0.9]\n"+
-		"name = \"sgd\"\nwarmup = 3\n[train]\nsteps = 2\n[output]\ndir = %q\nmodel = false\n", withVision(t), text, filepath.Join(dir, "out"))
+		"name = \"sgd\"\nwarmup = 3\n[train]\nsteps = 2\n[output]\ndir = %q\nmodel = false\n", withVision(t), text,
+		filepath.Join(dir, "out"))
 	if err := os.WriteFile(path, []byte(job), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -88,13 +89,15 @@ func TestWarningsOfARun(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, w := range warnings {
-			if first, _, _ := strings.Cut(w, "\""); !strings.Contains(string(page), `class="warning"`) || !strings.Contains(string(page), first) {
+			if first, _, _ := strings.Cut(w, "\""); !strings.Contains(string(page), `class="warning"`) ||
+				!strings.Contains(string(page), first) {
 				t.Errorf("%s lacks %s", name, w)
 			}
 		}
 	}
 	warnings := run()
-	for i, want := range []string{"optimizer.betas: no effect", "optimizer.warmup = 3: the run has 2 steps", "2 tensors model.visual.* (2.0 KiB) are skipped", "1 tensor mtp.* (1.0 KiB) is skipped"} {
+	for i, want := range []string{"optimizer.betas: no effect", "optimizer.warmup = 3: the run has 2 steps",
+		"2 tensors model.visual.* (2.0 KiB) are skipped", "1 tensor mtp.* (1.0 KiB) is skipped"} {
 		if len(warnings) != 4 || !strings.Contains(warnings[i], want) {
 			t.Errorf("%q, want %q in number %d of 4", warnings, want, i)
 		}

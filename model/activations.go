@@ -66,7 +66,8 @@ func (a Activations) String() string {
 	if a.segment() > 1 {
 		input += fmt.Sprintf(" of every %d layers", a.segment())
 	}
-	parts = append(parts, "block input "+input, "attention "+a.Attention.String(), "qkv "+a.QKV.String(), "mlp "+a.MLP.String())
+	parts = append(parts, "block input "+input, "attention "+a.Attention.String(), "qkv "+a.QKV.String(),
+		"mlp "+a.MLP.String())
 	if a.groups() > 1 {
 		parts = append(parts, fmt.Sprintf("heads in %d groups", a.groups()))
 	}

@@ -24,10 +24,13 @@ func deeper(cfg *Config, layers int64) *Config {
 // lengths, groups of heads.
 func policies() []Activations {
 	all := []Activations{
-		{MLP: Recompute}, {QKV: Recompute}, {Attention: Recompute, QKV: Recompute}, {Attention: Recompute, QKV: Recompute, MLP: Recompute},
-		{QKV: Recompute, MLP: Recompute}, {Segment: 2}, {Segment: 3, Attention: Recompute, QKV: Recompute, MLP: Recompute},
+		{MLP: Recompute}, {QKV: Recompute}, {Attention: Recompute, QKV: Recompute},
+		{Attention: Recompute, QKV: Recompute, MLP: Recompute},
+		{QKV: Recompute, MLP: Recompute}, {Segment: 2},
+		{Segment: 3, Attention: Recompute, QKV: Recompute, MLP: Recompute},
 		{Segment: 2, QKV: Recompute, MLP: Recompute}, {Segment: 99, QKV: Recompute, MLP: Recompute},
-		{BlockInput: Offload}, {MLP: Offload}, {QKV: Offload}, {Attention: Offload}, {BlockInput: Offload, Attention: Offload, QKV: Offload, MLP: Offload},
+		{BlockInput: Offload}, {MLP: Offload}, {QKV: Offload}, {Attention: Offload},
+		{BlockInput: Offload, Attention: Offload, QKV: Offload, MLP: Offload},
 		{BlockInput: Offload, Attention: Offload, QKV: Recompute, MLP: Recompute},
 		{BlockInput: Offload, Attention: Recompute, QKV: Recompute, MLP: Recompute, Segment: 2},
 		{BlockInput: Offload, Attention: Offload, QKV: Offload, MLP: Offload, Segment: 3},
@@ -87,7 +90,8 @@ func TestHeadGroups(t *testing.T) {
 		groups := cfg.NumKeyValueHeads
 		for _, n := range append([]int{1}, mpitest.Sizes()...) {
 			want := train(t, n, cfg, s, nil)
-			for _, a := range []Activations{{}, {QKV: Recompute}, {Attention: Recompute, QKV: Recompute, MLP: Recompute}, {Attention: Offload, QKV: Offload}} {
+			for _, a := range []Activations{{}, {QKV: Recompute},
+				{Attention: Recompute, QKV: Recompute, MLP: Recompute}, {Attention: Offload, QKV: Offload}} {
 				a.HeadGroups = groups
 				got := train(t, n, cfg, s, under(a, Tiles{}, int64(len(s.ids))))
 				if got.Loss != want.Loss {
@@ -112,7 +116,8 @@ func TestActivationsMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 4)
 		s := documents(cfg.VocabSize, 50, 31)
-		for _, a := range append(policies(), Activations{QKV: Recompute, MLP: Recompute, HeadGroups: cfg.NumKeyValueHeads}) {
+		for _, a := range append(policies(),
+			Activations{QKV: Recompute, MLP: Recompute, HeadGroups: cfg.NumKeyValueHeads}) {
 			for _, n := range []int{1, several()} {
 				ranks(t, n, func(c comm.Comm) error {
 					ledger := comm.NewLedger()
@@ -131,11 +136,13 @@ func TestActivationsMemory(t *testing.T) {
 					}
 					for _, x := range []*device.Arena{r.c.Arena, r.c.Host} {
 						if x.Mark() != 0 || c.Rank() == 0 && x.Peak() != x.Bytes() && x.Bytes() > 1 {
-							t.Errorf("%v, %d ranks: %s: peak %d, planned %d, still in use %d", a, n, x.Name(), x.Peak(), x.Bytes(), x.Mark())
+							t.Errorf("%v, %d ranks: %s: peak %d, planned %d, still in use %d", a, n, x.Name(), x.Peak(),
+								x.Bytes(), x.Mark())
 						}
 					}
 					if n == 1 {
-						if x := testing.AllocsPerRun(2, func() { r.ForwardBackward(r.c, b) }); x > 0 && !need.Instrumented {
+						if x := testing.AllocsPerRun(2, func() { r.ForwardBackward(r.c, b) }); x > 0 &&
+							!need.Instrumented {
 							t.Errorf("%v: %v allocations in a pass", a, x)
 						}
 						loss, err := r.Forward(r.c, b)
@@ -188,13 +195,19 @@ func TestActivationsBytes(t *testing.T) {
 		{"everything recomputed", frugal, input, 0},
 		{"attention kept", Activations{QKV: Recompute, MLP: Recompute}, input + out + lse, 0},
 		{"mlp kept, in tiles", Activations{Attention: Recompute, QKV: Recompute}, 2 * input, 0},
-		{"inputs offloaded", Activations{BlockInput: Offload, Attention: Recompute, QKV: Recompute, MLP: Recompute}, 0, input},
-		{"inputs and attention offloaded", Activations{BlockInput: Offload, Attention: Offload, QKV: Recompute, MLP: Recompute}, 0, input + out + lse},
-		{"segments of two", Activations{Segment: 2, Attention: Recompute, QKV: Recompute, MLP: Recompute}, input / 2, 0},
-		{"segments of four, offloaded", Activations{Segment: 4, BlockInput: Offload, Attention: Recompute, QKV: Recompute, MLP: Recompute}, 0, input / 4},
+		{"inputs offloaded", Activations{BlockInput: Offload, Attention: Recompute, QKV: Recompute, MLP: Recompute},
+			0, input},
+		{"inputs and attention offloaded",
+			Activations{BlockInput: Offload, Attention: Offload, QKV: Recompute, MLP: Recompute}, 0, input + out + lse},
+		{"segments of two", Activations{Segment: 2, Attention: Recompute, QKV: Recompute, MLP: Recompute},
+			input / 2, 0},
+		{"segments of four, offloaded",
+			Activations{Segment: 4, BlockInput: Offload, Attention: Recompute, QKV: Recompute, MLP: Recompute}, 0,
+			input / 4},
 	} {
 		if all, host := slope(x.a); all != x.all || host != x.host {
-			t.Errorf("%s: a layer needs %d bytes per token and %d on the host, want %d and %d", x.name, all, host, x.all, x.host)
+			t.Errorf("%s: a layer needs %d bytes per token and %d on the host, want %d and %d", x.name, all, host,
+				x.all, x.host)
 		}
 	}
 	whole := peak(deeper(base, 4), frugal)["all"]
@@ -209,7 +222,8 @@ func TestActivationsRefusals(t *testing.T) {
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, configs(t)["llama"], 1, true)
 		defer r.close()
-		for _, a := range []Activations{{BlockInput: Recompute}, {Attention: Recompute}, {Segment: -1}, {HeadGroups: 4}, {HeadGroups: -1},
+		for _, a := range []Activations{{BlockInput: Recompute}, {Attention: Recompute}, {Segment: -1}, {HeadGroups: 4},
+			{HeadGroups: -1},
 			{Attention: Recompute, QKV: Offload}} {
 			if err := r.SetActivations(a); status.Of(err) != status.InvalidArgument {
 				t.Errorf("%v: %v", a, err)

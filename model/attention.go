@@ -58,8 +58,9 @@ type softmaxAttention struct {
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
-	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps,
-		window: cfg.window(cfg.maskOf(layer)), scale: cfg.ScoreScale, softcap: cfg.ScoreSoftcap}
+	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim,
+		dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps, window: cfg.window(cfg.maskOf(layer)),
+		scale: cfg.ScoreScale, softcap: cfg.ScoreSoftcap}
 	a.noRope = cfg.NoRope != nil && cfg.NoRope[layer]
 	if a.scale == 0 {
 		a.scale = 1 / math.Sqrt(float64(a.d))
@@ -73,7 +74,8 @@ func newAttention(cfg *Config, layer int64) *softmaxAttention {
 	q := newParam(name("q_proj.weight"), cfg.DType, normal, qAxes, a.hq*a.dq, cfg.HiddenSize)
 	k := newParam(name("k_proj.weight"), cfg.DType, normal, heads("key_value"), a.hkv*a.d, cfg.HiddenSize)
 	v := newParam(name("v_proj.weight"), cfg.DType, normal, heads("key_value"), a.hkv*a.d, cfg.HiddenSize)
-	o := newParam(name("o_proj.weight"), cfg.DType, normal, []string{"hidden_size", "num_attention_heads · head_dim"}, cfg.HiddenSize, a.hq*a.d)
+	o := newParam(name("o_proj.weight"), cfg.DType, normal, []string{"hidden_size", "num_attention_heads · head_dim"},
+		cfg.HiddenSize, a.hq*a.d)
 	var in, out []*Param
 	if cfg.QKVBias() {
 		in = []*Param{
@@ -86,15 +88,18 @@ func newAttention(cfg *Config, layer int64) *softmaxAttention {
 		out = []*Param{newParam(name("o_proj.bias"), cfg.DType, zeros, o.axes[:1], cfg.HiddenSize)}
 	}
 	if cfg.QKNorm() {
-		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), "head_dim", a.d), newNorm(cfg, name("k_norm.weight"), "head_dim", a.d)
+		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), "head_dim", a.d),
+			newNorm(cfg, name("k_norm.weight"), "head_dim", a.d)
 	}
 	if a.whole = cfg.family.wholeNorm; a.whole {
-		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), q.axes[0], a.hq*a.d), newNorm(cfg, name("k_norm.weight"), k.axes[0], a.hkv*a.d)
+		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), q.axes[0], a.hq*a.d),
+			newNorm(cfg, name("k_norm.weight"), k.axes[0], a.hkv*a.d)
 	}
 	if cfg.Sinks() {
 		a.sinks = newParam(name("sinks"), cfg.DType, normal, []string{"num_attention_heads"}, a.hq)
 	}
-	a.q, a.qkv, a.out = newLinear([]*Param{q}, in[:min(1, len(in))]), newLinear([]*Param{q, k, v}, in), newLinear([]*Param{o}, out)
+	a.q, a.qkv, a.out = newLinear([]*Param{q}, in[:min(1, len(in))]), newLinear([]*Param{q, k, v}, in),
+		newLinear([]*Param{o}, out)
 	return a
 }
 
@@ -264,14 +269,16 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 		a.args.QNorm, a.args.KNorm = a.qHeads, a.kHeads
 		a.args.QNorm.RStd, a.args.KNorm.RStd = heads(a.qHeads.RStd), heads(a.kHeads.RStd)
 	}
-	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
+	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)),
+		batched(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = tensor.Tensor{}, tensor.Tensor{}
 	if !a.noRope {
 		a.args.Cos, a.args.Sin = p.tables[a.mask].cos, p.tables[a.mask].sin
 	}
 	a.args.Sinks = a.ofGroup(p, g, a.logits)
 	if !p.dry {
-		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))
+		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) +
+			uint64(a.layer)))
 		a.args.HeadAt, a.args.NoDropout = g*a.hq/n, !p.backward
 	}
 	a.args.Saved, a.args.SavedLSE = saved, tensor.Tensor{}

@@ -73,7 +73,8 @@ func (a *softmaxAttention) backwardNorm(p *pass, dy, x tensor.Tensor, w *Param, 
 // backwardOverlapped is the backward half up to the gradients of q, k and v and of all weights. It
 // computes gradients of weights while all-to-alls run. With a gate, the input of the output's
 // projection is in the memory of dmixed, so its weights come first.
-func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor, recompute bool) {
+func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor,
+	recompute bool) {
 	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
 	a.setGroup(p, 0, all, a.mixed, saved)
 	p.phase("attention")
@@ -88,7 +89,8 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 		a.out.backwardInput(p, dmixed, dy)
 		p.end()
 	}
-	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V, DSinks: a.ofGroup(p, 0, a.dsinks)}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V,
+		DSinks: a.ofGroup(p, 0, a.dsinks)}
 	call := func(f func() error) {
 		p.phase("attention")
 		if !p.skip() {
@@ -125,7 +127,8 @@ func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved te
 		p.err = p.plans.softmax[a.mask].Restore(p.ctx.Stream, p.batch.SP, &a.args)
 	}
 	h := a.hq / p.plans.groups
-	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V, DSinks: a.ofGroup(p, g, a.dsinks)}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K,
+		DV: a.args.V, DSinks: a.ofGroup(p, g, a.dsinks)}
 	if !p.skip() {
 		p.err = p.plans.softmax[a.mask].Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
 	}

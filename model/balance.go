@@ -129,7 +129,8 @@ func (p *pass) sequencesAt(lo, n int64) tensor.Tensor {
 func (m *Model) checkSequences(op string, b *Batch, tokens int64) error {
 	t, n := &b.Sequences, int64(len(b.SequenceTargets))
 	if t.DType != tensor.I32 || t.NDim != 1 || t.Shape[0] != tokens || !t.Contiguous() || n > m.balancing.sequences {
-		return status.Errorf(status.InvalidArgument, "model.%s: the sequences are %v with the targets of %d; the balance of experts needs I32[%d], and at most the %d sequences of SetSequences",
+		return status.Errorf(status.InvalidArgument,
+			"model.%s: the sequences are %v with the targets of %d; the balance of experts needs I32[%d], and at most the %d sequences of SetSequences",
 			op, *t, n, tokens, m.balancing.sequences)
 	}
 	return nil

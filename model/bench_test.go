@@ -84,7 +84,8 @@ func (s *sequence) valid() (n int64) {
 
 // configs are small models that have all differences between model types.
 func configs(t testing.TB) map[string]*Config {
-	base := map[string]any{"vocab_size": 23, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
+	base := map[string]any{"vocab_size": 23, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+		"num_attention_heads": 6,
 		"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "initializer_range": 0.3}
 	make := func(more map[string]any) *Config {
 		if more["model_type"] == "qwen3_5_moe_text" { // all layers have experts
@@ -111,44 +112,66 @@ func configs(t testing.TB) map[string]*Config {
 	}
 	return map[string]*Config{
 		"llama": make(map[string]any{"model_type": "llama"}),
-		"llama3": make(map[string]any{"model_type": "llama", "attention_bias": true, "mlp_bias": true, "num_key_value_heads": 3,
-			"rope_theta": 500.0, "rope_scaling": map[string]any{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+		"llama3": make(map[string]any{"model_type": "llama", "attention_bias": true, "mlp_bias": true,
+			"num_key_value_heads": 3,
+			"rope_theta":          500.0,
+			"rope_scaling": map[string]any{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
 				"high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
 		"qwen2": make(map[string]any{"model_type": "qwen2", "tie_word_embeddings": true,
 			"rope_parameters": map[string]any{"rope_type": "linear", "factor": 2.0, "rope_theta": 1000}}),
 		"qwen3": make(map[string]any{"model_type": "qwen3", "head_dim": 10, "tie_word_embeddings": true,
 			"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1,
-			"rope_scaling": map[string]any{"rope_type": "longrope", "original_max_position_embeddings": 8, "short_factor": []any{1, 1, 1, 1, 1},
-				"long_factor": []any{1, 1.5, 2, 3, 4}}}),
-		"gemma2": make(map[string]any{"model_type": "gemma2", "head_dim": 6, "num_hidden_layers": 3, "sliding_window": 5,
+			"rope_scaling": map[string]any{"rope_type": "longrope", "original_max_position_embeddings": 8,
+				"short_factor": []any{1, 1, 1, 1, 1},
+				"long_factor":  []any{1, 1.5, 2, 3, 4}}}),
+		"gemma2": make(map[string]any{"model_type": "gemma2", "head_dim": 6, "num_hidden_layers": 3,
+			"sliding_window":        5,
 			"query_pre_attn_scalar": 9, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}),
-		"gemma3": make(map[string]any{"model_type": "gemma3_text", "head_dim": 8, "num_hidden_layers": 3, "sliding_window": 4,
-			"sliding_window_pattern": 2, "query_pre_attn_scalar": 16, "attention_bias": true, "tie_word_embeddings": false,
+		"gemma3": make(map[string]any{"model_type": "gemma3_text", "head_dim": 8, "num_hidden_layers": 3,
+			"sliding_window":         4,
+			"sliding_window_pattern": 2, "query_pre_attn_scalar": 16, "attention_bias": true,
+			"tie_word_embeddings":     false,
 			"final_logit_softcapping": 6.0, "rope_local_base_freq": 50.0, "rope_theta": 700.0,
 			"rope_scaling": map[string]any{"rope_type": "linear", "factor": 4.0}}),
-		"qwen3_5": make(map[string]any{"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2, "attention_bias": true,
-			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
+		"qwen3_5": make(map[string]any{"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2,
+			"attention_bias":       true,
+			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+			"linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
 			"partial_rotary_factor": 0.5}),
-		"granite": make(map[string]any{"model_type": "granite", "mlp_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+		"granite": make(map[string]any{"model_type": "granite", "mlp_bias": true, "embedding_multiplier": 3.0,
+			"residual_multiplier":  0.5,
 			"attention_multiplier": 0.2, "logits_scaling": 2.5}),
-		"smollm3": make(map[string]any{"model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 4}),
-		"phi3":    make(map[string]any{"model_type": "phi3", "head_dim": 10, "sliding_window": 7, "partial_rotary_factor": 0.6}),
-		"olmo2":   make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
-		"olmo3":   make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4, "rope_theta": 300.0}),
-		"glm4":    make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
-		"mixtral": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
-		"biased": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "use_expert_bias": true,
+		"smollm3": make(map[string]any{"model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": true,
+			"sliding_window": 4}),
+		"phi3": make(map[string]any{"model_type": "phi3", "head_dim": 10, "sliding_window": 7,
+			"partial_rotary_factor": 0.6}),
+		"olmo2": make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
+		"olmo3": make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4,
+			"rope_theta": 300.0}),
+		"glm4": make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
+		"mixtral": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
+			"sliding_window": 9}),
+		"biased": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
+			"use_expert_bias":      true,
 			"output_router_logits": true, "router_aux_loss_coef": 0.3}),
-		"qwen3_moe": make(map[string]any{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 14, "num_hidden_layers": 3,
+		"qwen3_moe": make(map[string]any{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3,
+			"moe_intermediate_size": 14, "num_hidden_layers": 3,
 			"head_dim": 10, "mlp_only_layers": []any{1}, "output_router_logits": true, "router_aux_loss_coef": 0.7}),
-		"qwen3_5_moe": make(map[string]any{"model_type": "qwen3_5_moe_text", "head_dim": 8, "full_attention_interval": 2,
-			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
-			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 24}),
+		"qwen3_5_moe": make(map[string]any{"model_type": "qwen3_5_moe_text", "head_dim": 8,
+			"full_attention_interval": 2,
+			"linear_num_key_heads":    2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+			"linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
+			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14,
+			"shared_expert_intermediate_size": 24}),
 		"qwen3_next": make(map[string]any{"model_type": "qwen3_next", "head_dim": 8, "full_attention_interval": 2,
-			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3, "mlp_only_layers": []any{1},
-			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 10}),
-		"gpt_oss":     make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
-		"gpt_oss_moe": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 20, "head_dim": 10, "sliding_window": 5}),
+			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+			"linear_value_head_dim": 9, "linear_conv_kernel_dim": 3, "mlp_only_layers": []any{1},
+			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14,
+			"shared_expert_intermediate_size": 10}),
+		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10,
+			"sliding_window": 5}),
+		"gpt_oss_moe": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2,
+			"intermediate_size": 20, "head_dim": 10, "sliding_window": 5}),
 	}
 }
 
@@ -265,8 +288,8 @@ func shard(c comm.Comm, s *sequence) *Batch {
 		return tensor.OfInt32(mine, int64(len(mine)))
 	}
 	of, targets := s.sequences()
-	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), Length: s.length(), GradScale: 1,
-		Sequences: part(of), SequenceTargets: targets}
+	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), Length: s.length(),
+		GradScale: 1, Sequences: part(of), SequenceTargets: targets}
 }
 
 // outcome has the loss and the gradients, summed over ranks.
@@ -311,7 +334,8 @@ func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank))
 		for _, g := range r.grads {
 			all = append(all, ref.Convert[float64](g)...)
 		}
-		if err := c.AllReduce(r.c.Stream, tensor.Of(unsafe.Pointer(&all[0]), tensor.F64, int64(len(all))), comm.Sum); err != nil {
+		if err := c.AllReduce(r.c.Stream, tensor.Of(unsafe.Pointer(&all[0]), tensor.F64, int64(len(all))),
+			comm.Sum); err != nil {
 			return err
 		}
 		mu.Lock()

@@ -201,8 +201,10 @@ func newBlock(cfg *Config, layer int64) *block {
 	}
 	mlp, names, scale := newFeedForward(cfg, layer), cfg.family.norms, cmp.Or(cfg.ResidualScale, 1)
 	return &block{mixer: mixer, mlp: mlp, hidden: cfg.HiddenSize,
-		mixerResidual: residual{name: name, norm: norm(names.mixer), after: norm(names.mixerOut), inner: mixer, eps: cfg.RMSNormEps, scale: scale, category: attention},
-		mlpResidual:   residual{name: "mlp", norm: norm(names.mlp), after: norm(names.mlpOut), inner: mlp, eps: cfg.RMSNormEps, scale: scale, category: mlpSaved},
+		mixerResidual: residual{name: name, norm: norm(names.mixer), after: norm(names.mixerOut), inner: mixer,
+			eps: cfg.RMSNormEps, scale: scale, category: attention},
+		mlpResidual: residual{name: "mlp", norm: norm(names.mlp), after: norm(names.mlpOut), inner: mlp,
+			eps: cfg.RMSNormEps, scale: scale, category: mlpSaved},
 	}
 }
 

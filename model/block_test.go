@@ -40,7 +40,8 @@ func TestAddNorm(t *testing.T) {
 			}
 			for name, g := range want.grads {
 				if !slices.Equal(got.grads[name], g) {
-					t.Errorf("%v: gradient of %s differs by %.2g from that in two passes", a, name, far(got.grads[name], g))
+					t.Errorf("%v: gradient of %s differs by %.2g from that in two passes", a, name,
+						far(got.grads[name], g))
 				}
 			}
 			layers := cfg.NumHiddenLayers

@@ -116,7 +116,8 @@ func parseConfig(text []byte, override map[string]any) (*Config, error) {
 		err = d.Decode(&raw)
 	}
 	if err != nil || raw == nil {
-		return nil, status.Errorf(status.InvalidConfig, "config.json: not a JSON object (%v): the file is damaged or another format", err)
+		return nil, status.Errorf(status.InvalidConfig,
+			"config.json: not a JSON object (%v): the file is damaged or another format", err)
 	}
 	raw = textOf(raw)
 	if len(override) == 0 {
@@ -210,7 +211,8 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 
 // derived has the lists of layers that follow from other fields, which a saved config.json has as
 // well.
-var derived = map[string]string{"use_sliding_window": "layer_types", "max_window_layers": "layer_types", "sliding_window_pattern": "layer_types",
+var derived = map[string]string{"use_sliding_window": "layer_types", "max_window_layers": "layer_types",
+	"sliding_window_pattern":  "layer_types",
 	"full_attention_interval": "layer_types", "no_rope_layer_interval": "no_rope_layers"}
 
 func read(where string, raw map[string]any, strict bool) (*Config, error) {
@@ -271,7 +273,8 @@ func readFields(r *reader) *Config {
 	if c.family.read != nil {
 		c.family.read(c, r)
 	}
-	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", max(2048, c.family.size("max_position_embeddings", r)), maxPositions)
+	c.MaxPositionEmbeddings = r.extent("max_position_embeddings",
+		max(2048, c.family.size("max_position_embeddings", r)), maxPositions)
 	c.RMSNormEps = r.positive("rms_norm_eps", c.family.eps)
 	c.InitializerRange = r.number("initializer_range", 0.02)
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
@@ -293,27 +296,31 @@ func (c *Config) readBiases(r *reader) {
 		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
 	}
 	if c.AttentionBias && c.family.biases != optionalBiases && c.family.biases != optionalQKVBiases {
-		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o", noBiases: "has no biases there"}
+		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o",
+			noBiases: "has no biases there"}
 		r.fault(status.InvalidConfig, "attention_bias = true: %s %s; remove it", c.ModelType, has[c.family.biases])
 	}
 }
 
 func (c *Config) readHeads(r *reader) {
 	if c.NumKeyValueHeads > 0 && c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
-		r.fault(status.InvalidConfig, "num_key_value_heads = %d does not divide num_attention_heads = %d: give a divisor of it",
+		r.fault(status.InvalidConfig,
+			"num_key_value_heads = %d does not divide num_attention_heads = %d: give a divisor of it",
 			c.NumKeyValueHeads, c.NumAttentionHeads)
 	}
 	def := c.family.headDim
 	if def == 0 && c.NumAttentionHeads > 0 {
 		def = c.HiddenSize / c.NumAttentionHeads
 		if !r.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
-			r.fault(status.InvalidConfig, "hidden_size = %d is not a multiple of num_attention_heads = %d: change one, or give head_dim",
+			r.fault(status.InvalidConfig,
+				"hidden_size = %d is not a multiple of num_attention_heads = %d: change one, or give head_dim",
 				c.HiddenSize, c.NumAttentionHeads)
 		}
 	}
 	c.HeadDim = r.extent("head_dim", max(def, 1), 1<<16)
 	if c.HeadDim%2 != 0 && (r.has("head_dim") || c.HiddenSize > 0 && c.NumAttentionHeads > 0) {
-		r.fault(status.InvalidConfig, "head_dim = %d is odd, but RoPE rotates pairs of features; set an even head_dim", c.HeadDim)
+		r.fault(status.InvalidConfig, "head_dim = %d is odd, but RoPE rotates pairs of features; set an even head_dim",
+			c.HeadDim)
 	}
 }
 
@@ -321,7 +328,8 @@ func (c *Config) readHeads(r *reader) {
 // other than the neutral one is a fault.
 func (c *Config) readRefused(r *reader) {
 	if act := c.family.activation; r.text(act.field, act.name) != act.name {
-		r.fault(status.Unsupported, "%s = %s is not built: %s", act.field, quoted(r.raw[act.field]), notbuilt.Activations.Instead)
+		r.fault(status.Unsupported, "%s = %s is not built: %s", act.field, quoted(r.raw[act.field]),
+			notbuilt.Activations.Instead)
 	}
 	for _, name := range softcapFields {
 		if c.family.softcaps {
@@ -332,7 +340,8 @@ func (c *Config) readRefused(r *reader) {
 		}
 	}
 	if c.AttentionDropout = r.number("attention_dropout", 0); !(c.AttentionDropout >= 0 && c.AttentionDropout < 1) {
-		r.fault(status.InvalidConfig, "attention_dropout = %v; set a probability of at least 0 and below 1", c.AttentionDropout)
+		r.fault(status.InvalidConfig, "attention_dropout = %v; set a probability of at least 0 and below 1",
+			c.AttentionDropout)
 	}
 	c.refuseExperts(r)
 	for _, name := range []string{"vision_config", "quantization_config"} {
@@ -343,7 +352,8 @@ func (c *Config) readRefused(r *reader) {
 }
 
 // storage has the element types by their names in config.json.
-var storage = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.BF16, "float16": tensor.F16, "float64": tensor.F64}
+var storage = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.BF16, "float16": tensor.F16,
+	"float64": tensor.F64}
 
 func (c *Config) readDType(r *reader) {
 	name := r.text("dtype", r.text("torch_dtype", "float32"))

@@ -180,7 +180,9 @@ func (r *reader) adopt(name string, t *reader) {
 }
 
 // notes are known fields that are not read: they do not change the computation.
-var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "pretraining_tp", "_name_or_path", "name_or_path", "mamba_ssm_dtype", "mtp_num_hidden_layers",
+var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache",
+	"transformers_version", "pretraining_tp", "_name_or_path", "name_or_path", "mamba_ssm_dtype",
+	"mtp_num_hidden_layers",
 	"mtp_use_dedicated_embeddings"}
 
 // unknown adds a fault for each field that is not known, with the known field that is closest.

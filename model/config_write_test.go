@@ -33,7 +33,9 @@ func TestChanges(t *testing.T) {
 	}
 	write(string(own))
 	check("its own file")
-	write(strings.NewReplacer(`"rms_norm_eps": 1e-05`, `"made_up": {"a": 1}`, `"rope_type": "default"`, `"rope_type": "linear"`).Replace(string(own)))
-	check("another file", `made_up of the model is not set, it was {"a":1}`, "rms_norm_eps of the model is 1e-05, it was not set",
+	write(strings.NewReplacer(`"rms_norm_eps": 1e-05`, `"made_up": {"a": 1}`, `"rope_type": "default"`,
+		`"rope_type": "linear"`).Replace(string(own)))
+	check("another file", `made_up of the model is not set, it was {"a":1}`,
+		"rms_norm_eps of the model is 1e-05, it was not set",
 		`rope_parameters of the model is {"rope_theta":10000.0,"rope_type":"default"}, it was {"rope_theta":10000.0,"rope_type":"linear"}`)
 }

@@ -59,10 +59,12 @@ func (m *Model) NewDecoder(limit, most int64) (d *Decoder, err error) {
 // last stage has logits.
 func (m *Model) NewStage(limit, most int64, stage Stage) (d *Decoder, err error) {
 	if m.comm.Size() != 1 {
-		return nil, status.Errorf(status.Unsupported, "model.NewDecoder: the model has %d ranks; decode on one", m.comm.Size())
+		return nil, status.Errorf(status.Unsupported, "model.NewDecoder: the model has %d ranks; decode on one",
+			m.comm.Size())
 	}
 	most = min(most, limit)
-	d = &Decoder{m: m, stage: stage, limit: limit, most: most, host: make([]float32, m.Config.VocabSize), numbers: make([]int32, 2*most), caches: make([]cache, len(m.blocks))}
+	d = &Decoder{m: m, stage: stage, limit: limit, most: most, host: make([]float32, m.Config.VocabSize),
+		numbers: make([]int32, 2*most), caches: make([]cache, len(m.blocks))}
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -114,7 +116,8 @@ func (d *Decoder) allocate() (err error) {
 		to    *tensor.Tensor
 		dtype tensor.DType
 		shape []int64
-	}{{&d.ids, tensor.I32, []int64{d.most}}, {&d.at, tensor.I32, []int64{d.most}}, {&d.logits, tensor.F32, []int64{1, d.m.Config.VocabSize}}} {
+	}{{&d.ids, tensor.I32, []int64{d.most}}, {&d.at, tensor.I32, []int64{d.most}},
+		{&d.logits, tensor.F32, []int64{1, d.m.Config.VocabSize}}} {
 		if *x.to, err = d.kept.Tensor(x.dtype, x.shape...); err != nil {
 			return err
 		}
@@ -148,14 +151,17 @@ func (d *Decoder) Length() int64 { return d.length }
 // until the next call: logits[v] is of token v.
 func (d *Decoder) Append(ids []int32) ([]float32, error) {
 	if len(ids) == 0 {
-		return nil, status.Errorf(status.InvalidArgument, "model.Append: no tokens; a sequence begins with at least one")
+		return nil, status.Errorf(status.InvalidArgument,
+			"model.Append: no tokens; a sequence begins with at least one")
 	}
 	if int64(len(ids)) > d.limit-d.length {
-		return nil, status.Errorf(status.InvalidArgument, "model.Append: %d tokens after %d; the decoder was made for %d", len(ids), d.length, d.limit)
+		return nil, status.Errorf(status.InvalidArgument,
+			"model.Append: %d tokens after %d; the decoder was made for %d", len(ids), d.length, d.limit)
 	}
 	for _, id := range ids {
 		if id < 0 || int64(id) >= d.m.Config.VocabSize {
-			return nil, status.Errorf(status.InvalidArgument, "model.Append: token %d; the vocabulary has %d", id, d.m.Config.VocabSize)
+			return nil, status.Errorf(status.InvalidArgument, "model.Append: token %d; the vocabulary has %d", id,
+				d.m.Config.VocabSize)
 		}
 	}
 	for len(ids) > 0 {
@@ -228,7 +234,9 @@ func (d *Decoder) run(n, at int64) error {
 		p.allocateSaved()
 		b.visitSaved(p)
 		mark := p.mark()
-		b.mixerResidual.apply(p, x, x, func(p *pass, x tensor.Tensor) { b.mixer.(cachedMixer).decode(p, &d.caches[i], at, x) }, &b.mlpResidual)
+		b.mixerResidual.apply(p, x, x, func(p *pass, x tensor.Tensor) {
+			b.mixer.(cachedMixer).decode(p, &d.caches[i], at, x)
+		}, &b.mlpResidual)
 		b.mlpResidual.applyNormed(p, x, x, b.mlp.Forward, nil)
 		p.reset(mark)
 	}
@@ -280,8 +288,9 @@ func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) 
 	a.rotate(p, c.k.Slice(0, at, at+n), k, kNorm)
 	p.Copy(c.v.Slice(0, at, at+n), a.values(all))
 	a.setSinks(p, false)
-	scores := device.Attention{Q: q, K: c.k.Slice(0, 0, at+n), V: c.v.Slice(0, 0, at+n), Out: mixed.Split(1, a.hq), LSE: lse, Sinks: a.logits,
-		CuQ: []int64{0, n}, CuK: []int64{0, at + n}, Causal: true, Window: a.window, Scale: a.scale, Softcap: a.softcap}
+	scores := device.Attention{Q: q, K: c.k.Slice(0, 0, at+n), V: c.v.Slice(0, 0, at+n), Out: mixed.Split(1, a.hq),
+		LSE: lse, Sinks: a.logits, CuQ: []int64{0, n}, CuK: []int64{0, at + n}, Causal: true, Window: a.window,
+		Scale: a.scale, Softcap: a.softcap}
 	scores.Workspace = p.alloc(tensor.U8, p.dev.AttentionWorkspace(&scores, false))
 	if !p.skip() {
 		p.err = p.dev.AttentionForward(p.ctx.Stream, &scores)
@@ -332,15 +341,18 @@ func (m *linearMixer) decode(p *pass, c *cache, at int64, x tensor.Tensor) {
 	m.in.forward(p, all, x)
 	qkv, b, a, z := m.split(all)
 	if !p.skip() {
-		p.err = p.dev.Conv1dForward(p.ctx.Stream, &device.Conv1d{X: qkv, Y: y, W: m.matrix(m.conv.Value), Before: c.raw, Cu: documents})
+		p.err = p.dev.Conv1dForward(p.ctx.Stream,
+			&device.Conv1d{X: qkv, Y: y, W: m.matrix(m.conv.Value), Before: c.raw, Cu: documents})
 	}
 	c.keep(p, qkv)
 	if !p.skip() {
-		p.err = p.dev.DeltaGatesForward(p.ctx.Stream, &device.DeltaGates{A: a, B: b, ALog: m.aLog.Value, DtBias: m.dtBias.Value, G: g, Beta: beta})
+		p.err = p.dev.DeltaGatesForward(p.ctx.Stream,
+			&device.DeltaGates{A: a, B: b, ALog: m.aLog.Value, DtBias: m.dtBias.Value, G: g, Beta: beta})
 	}
 	keys := m.hk * m.dk
-	rule := device.GatedDelta{Q: y.Slice(1, 0, keys).Split(1, m.hk), K: y.Slice(1, keys, 2*keys).Split(1, m.hk), V: y.Slice(1, 2*keys, m.channels).Split(1, m.hv),
-		Out: mixed.Split(1, m.hv), G: g, Beta: beta, Cu: documents, L2Norm: true, Scale: 1 / math.Sqrt(float64(m.dk)), StateIn: c.state, StateOut: c.newState}
+	rule := device.GatedDelta{Q: y.Slice(1, 0, keys).Split(1, m.hk), K: y.Slice(1, keys, 2*keys).Split(1, m.hk),
+		V: y.Slice(1, 2*keys, m.channels).Split(1, m.hv), Out: mixed.Split(1, m.hv), G: g, Beta: beta, Cu: documents,
+		L2Norm: true, Scale: 1 / math.Sqrt(float64(m.dk)), StateIn: c.state, StateOut: c.newState}
 	rule.Workspace = p.alloc(tensor.U8, p.dev.GatedDeltaSizes(&rule).Forward)
 	if !p.skip() {
 		p.err = p.dev.GatedDeltaForward(p.ctx.Stream, &rule)

@@ -45,7 +45,9 @@ func TestDecoder(t *testing.T) {
 			for _, v := range want {
 				top = max(top, math.Abs(v))
 			}
-			for _, cut := range [][]int{{n}, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {3, 1, 7, 2, 1, 15}, {16, 12, 1}} {
+			for _, cut := range [][]int{{n},
+				{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+				{3, 1, 7, 2, 1, 15}, {16, 12, 1}} {
 				d, err := r.NewDecoder(n, 5)
 				if err != nil {
 					return err
@@ -60,11 +62,13 @@ func TestDecoder(t *testing.T) {
 						at += k
 						for i, v := range got {
 							if e := math.Abs(float64(v) - want[(at-1)*len(got)+i]); !(e <= 2e-5*top) {
-								t.Fatalf("%v: logit %d after %d tokens: %v, want %v", cut, i, at, v, want[(at-1)*len(got)+i])
+								t.Fatalf("%v: logit %d after %d tokens: %v, want %v", cut, i, at, v,
+									want[(at-1)*len(got)+i])
 							}
 						}
 					}
-					if _, err := d.Append(s.ids[:1]); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "1 tokens after 29") {
+					if _, err := d.Append(s.ids[:1]); status.Of(err) != status.InvalidArgument ||
+						!strings.Contains(err.Error(), "1 tokens after 29") {
 						t.Errorf("beyond the limit: %v", err)
 					}
 					must(d.Reset())

@@ -197,7 +197,8 @@ func TestBF16(t *testing.T) {
 				// other sums, and may err as much as one.
 				size, e := norm2(g), norm2(off)
 				if !(e < max(0.1*size+1e-4*norm2(want.grads["model.norm.weight"]), 1.1*one[name])) {
-					t.Errorf("%d ranks: gradient of %s has error %.2g of %.2g, one rank %.2g", n, name, e, size, one[name])
+					t.Errorf("%d ranks: gradient of %s has error %.2g of %.2g, one rank %.2g", n, name, e, size,
+						one[name])
 				}
 				if n == 1 {
 					one[name] = e
@@ -227,7 +228,8 @@ func TestMemoryOfBF16(t *testing.T) {
 			r.close()
 		}
 		for name, full := range bytes[tensor.F32] {
-			if share := float64(bytes[tensor.BF16][name]) / float64(full); name != "working memory" && (share < 0.49 || share > 0.55) {
+			if share := float64(bytes[tensor.BF16][name]) / float64(full); name != "working memory" &&
+				(share < 0.49 || share > 0.55) {
 				t.Errorf("%s: %d bytes, in F32 %d", name, bytes[tensor.BF16][name], full)
 			}
 		}
@@ -267,11 +269,13 @@ func TestMasters(t *testing.T) {
 				for k, v := range rounded {
 					rounded[k] = tensor.BF16ToF32(tensor.F32ToBF16(v))
 				}
-				if !slices.Equal(r.read(p.Owned.Master), want) || !slices.Equal(r.read(p.Value.View(p.Numel())), rounded) {
+				if !slices.Equal(r.read(p.Owned.Master), want) ||
+					!slices.Equal(r.read(p.Value.View(p.Numel())), rounded) {
 					t.Errorf("%s: master and value differ from the initial values", p.Name)
 				}
 				q := other[p.Name]
-				if !slices.Equal(loaded.read(q.Owned.Master), want) || !slices.Equal(loaded.read(q.Value.View(p.Numel())), rounded) {
+				if !slices.Equal(loaded.read(q.Owned.Master), want) ||
+					!slices.Equal(loaded.read(q.Value.View(p.Numel())), rounded) {
 					t.Errorf("%s: master and value differ from the saved values", p.Name)
 				}
 			}
@@ -294,7 +298,8 @@ func TestPlaces(t *testing.T) {
 		if _, err := r.ForwardBackward(r.c, b); status.Of(err) != status.InvalidArgument {
 			t.Errorf("targets on the host: %v", err)
 		}
-		if _, err := New(newRank(c, cfg, 1, false).dev, c, cfg, Options{Compute: tensor.F16}); status.Of(err) != status.Unsupported {
+		if _, err := New(newRank(c, cfg, 1, false).dev, c, cfg,
+			Options{Compute: tensor.F16}); status.Of(err) != status.Unsupported {
 			t.Errorf("F16: %v", err)
 		}
 		return nil

@@ -73,10 +73,13 @@ func (m *Model) divideExperts(c comm.Comm) error {
 	}
 	n, count := int64(c.Size()), m.Config.Experts.Count
 	if m.Config.SparseLayers() == 0 {
-		return status.Errorf(status.InvalidConfig, "parallel.experts = %d: the model has no experts; remove parallel.experts", n)
+		return status.Errorf(status.InvalidConfig,
+			"parallel.experts = %d: the model has no experts; remove parallel.experts", n)
 	}
 	if n > count {
-		return status.Errorf(status.InvalidConfig, "parallel.experts = %d: the model has %d experts, and each rank needs at least one; set parallel.experts to a divisor of the number of ranks that is at most %d", n, count, count)
+		return status.Errorf(status.InvalidConfig,
+			"parallel.experts = %d: the model has %d experts, and each rank needs at least one; set parallel.experts to a divisor of the number of ranks that is at most %d",
+			n, count, count)
 	}
 	lo, hi := comm.Shard(count, n, int64(c.Rank()))
 	for _, b := range m.blocks {
@@ -137,7 +140,8 @@ func (d *dispatch) begin(p *pass, tokens int64, backward bool) {
 	m := d.m
 	own, all := tokens*m.k, tokens*m.k*int64(d.comm.Size())
 	if all > math.MaxInt32 && p.err == nil {
-		p.err = status.Errorf(status.InvalidConfig, "model: %d tokens of each of %d ranks with %d experts each are %d rows in a round, and at most %d are numbered; set tile.mlp to %d tokens",
+		p.err = status.Errorf(status.InvalidConfig,
+			"model: %d tokens of each of %d ranks with %d experts each are %d rows in a round, and at most %d are numbered; set tile.mlp to %d tokens",
 			tokens, d.comm.Size(), m.k, all, math.MaxInt32, math.MaxInt32/(int64(d.comm.Size())*m.k))
 	}
 	m.routing = m.allocate(p, tokens)
@@ -190,7 +194,8 @@ func (d *dispatch) exchange(p *pass, tokens int64, r *routing, backward bool) (a
 		counts[e] = int64(h.offsets[e+1] - h.offsets[e])
 	}
 	n := int64(d.comm.Size())
-	if p.err = d.comm.AllGather(nil, tensor.OfInt64(h.counts, n, m.count), tensor.OfInt64(counts, 1, m.count), h.rows); p.err != nil {
+	if p.err = d.comm.AllGather(nil, tensor.OfInt64(h.counts, n, m.count), tensor.OfInt64(counts, 1, m.count),
+		h.rows); p.err != nil {
 		return 0
 	}
 	arriving = d.locate()
@@ -322,7 +327,8 @@ func (d *dispatch) backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64) {
 		m.shared.project(p, x)
 	}
 	arrived, sorted, grads := d.arrived.Slice(0, 0, n), d.sorted.Slice(0, 0, n), d.grads.Slice(0, 0, n)
-	arrivedWeights, weights, dweights := d.arrivedWeights.Slice(0, 0, n), d.weights.Slice(0, 0, n), d.dweights.Slice(0, 0, n)
+	arrivedWeights, weights, dweights := d.arrivedWeights.Slice(0, 0, n), d.weights.Slice(0, 0, n),
+		d.dweights.Slice(0, 0, n)
 	hidden := d.hidden.Slice(0, 0, n)
 	if tokens > 0 {
 		p.SpreadRows(out, dy, r.rows)

@@ -61,7 +61,8 @@ func TestDispatch(t *testing.T) {
 						for _, x := range []struct {
 							Activations
 							Tiles
-						}{{}, {Activations{MLP: Recompute, QKV: Recompute, Segment: 2}, Tiles{}}, {Activations{MLP: Offload}, Tiles{MLP: 2}}} {
+						}{{}, {Activations{MLP: Recompute, QKV: Recompute, Segment: 2}, Tiles{}},
+							{Activations{MLP: Offload}, Tiles{MLP: 2}}} {
 							got := train(t, n, cfg, s, divided(k, x.Activations, x.Tiles, int64(len(s.ids)), nil))
 							what := fmt.Sprintf("%d ranks, experts over %d, %v %v", n, k, x.Activations, x.Tiles)
 							if got.Loss != want.Loss {
@@ -124,7 +125,8 @@ func TestDispatchBytes(t *testing.T) {
 					}
 				}
 				if sent != want || r.ExpertBytesSent() != want {
-					t.Errorf("rank %d of %d, experts over %d: %d bytes were sent, %d are counted, want %d", c.Rank(), n, size, sent, r.ExpertBytesSent(), want)
+					t.Errorf("rank %d of %d, experts over %d: %d bytes were sent, %d are counted, want %d", c.Rank(), n,
+						size, sent, r.ExpertBytesSent(), want)
 				}
 				return nil
 			})
@@ -213,12 +215,15 @@ func float64s(x []float32) []float64 {
 
 // More ranks than experts, and a model without experts, are refused.
 func TestDispatchRefusals(t *testing.T) {
-	for name, want := range map[string]string{"mixtral": "parallel.experts = 6: the model has 5 experts", "llama": "parallel.experts = 6: the model has no experts"} {
+	for name, want := range map[string]string{"mixtral": "parallel.experts = 6: the model has 5 experts",
+		"llama": "parallel.experts = 6: the model has no experts"} {
 		ranks := comm.Local(6)
 		dev, err := cpu.New(cpu.Options{Workers: 1})
 		must(err)
 		defer dev.Close()
-		if _, err := New(dev, comm.Local(1)[0], configs(t)[name], Options{Experts: ranks[0]}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want) {
+		if _, err := New(dev, comm.Local(1)[0], configs(t)[name],
+			Options{Experts: ranks[0]}); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -200,7 +200,8 @@ func (e *executor) AddNorm(sum, y, a, b tensor.Tensor, w *Param, rstd tensor.Ten
 func (e *executor) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tensor, add bool) {
 	mark, dw := e.mark(), e.gradOf(w)
 	if !e.skip() {
-		e.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: dw, AddDX: add, Centre: w.centre}
+		e.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: dw, AddDX: add,
+			Centre: w.centre}
 		e.err = e.dev.RMSNormBackward(e.ctx.Stream, &e.normGrad)
 	}
 	e.reset(mark)
@@ -244,7 +245,8 @@ func (e *executor) GatedNorm(y, x, gate tensor.Tensor, w *Param, rstd tensor.Ten
 func (e *executor) GatedNormBack(d, dgate, x, gate tensor.Tensor, w *Param, rstd tensor.Tensor) {
 	mark, dw := e.mark(), e.gradOf(w)
 	if !e.skip() {
-		e.gatedNormGrad = device.GatedRMSNormGrad{X: x, Gate: gate, W: w.Value, RStd: rstd, DY: d, DX: d, DGate: dgate, DW: dw}
+		e.gatedNormGrad = device.GatedRMSNormGrad{X: x, Gate: gate, W: w.Value, RStd: rstd, DY: d, DX: d,
+			DGate: dgate, DW: dw}
 		e.err = e.dev.GatedRMSNormBackward(e.ctx.Stream, &e.gatedNormGrad)
 	}
 	e.reset(mark)
@@ -272,7 +274,8 @@ func (e *executor) SwiGLU(y, gate, up tensor.Tensor, f form) {
 // with that output.
 func (e *executor) SwiGLUBack(dy, gate, up tensor.Tensor, f form) {
 	if !e.skip() {
-		e.swiGLUGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true, GELU: f == formGELU, Clamped: f == formClamped}
+		e.swiGLUGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true,
+			GELU: f == formGELU, Clamped: f == formClamped}
 		e.err = e.dev.SwiGLUBackward(e.ctx.Stream, &e.swiGLUGrad)
 	}
 }
@@ -298,7 +301,8 @@ func (e *executor) EmbedBack(dy, ids tensor.Tensor, w *Param) {
 // unless it is nil. dlogits may be logits. softcap is the cap of logits, 0 = none.
 func (e *executor) CrossEntropy(nll, logits, dlogits, targets tensor.Tensor, gradScale, softcap float64) {
 	if !e.skip() {
-		e.crossEntropy = device.CrossEntropy{Logits: logits, Targets: targets, NLL: nll, DLogits: dlogits, GradScale: gradScale, Softcap: softcap}
+		e.crossEntropy = device.CrossEntropy{Logits: logits, Targets: targets, NLL: nll, DLogits: dlogits,
+			GradScale: gradScale, Softcap: softcap}
 		e.err = e.dev.CrossEntropy(e.ctx.Stream, &e.crossEntropy)
 	}
 }

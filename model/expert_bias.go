@@ -129,7 +129,9 @@ func (m *Model) SetBiases(all []BiasTensor) error {
 		fits = all[i].Name == own[i].Name && len(all[i].Values) == len(own[i].Values)
 	}
 	if !fits {
-		return status.Errorf(status.InvalidConfig, "model.SetBiases: there are biases of %d layers, and not of the %d layers of the model with experts", len(all), len(own))
+		return status.Errorf(status.InvalidConfig,
+			"model.SetBiases: there are biases of %d layers, and not of the %d layers of the model with experts",
+			len(all), len(own))
 	}
 	for i := range own {
 		copy(own[i].Values, all[i].Values)
@@ -146,7 +148,8 @@ func (c *Config) biasNames() (names []string) {
 	x := c.family.experts
 	for i := range c.NumHiddenLayers {
 		if c.Sparse(i) {
-			names = append(names, fmt.Sprintf("model.layers.%d.%s.%s.e_score_correction_bias", i, x.block, x.routerName()))
+			names = append(names,
+				fmt.Sprintf("model.layers.%d.%s.%s.e_score_correction_bias", i, x.block, x.routerName()))
 		}
 	}
 	return names
@@ -155,10 +158,12 @@ func (c *Config) biasNames() (names []string) {
 // StoredBiases returns the biases of the experts as tensors of a model folder.
 func StoredBiases(all []BiasTensor) (tensors []Stored) {
 	for _, b := range all {
-		tensors = append(tensors, Stored{Name: b.Name, DType: tensor.F32, Shape: []int64{int64(len(b.Values))}, Read: func(at int64, dst []float32) error {
-			copy(dst, b.Values[at:])
-			return nil
-		}})
+		tensors = append(tensors,
+			Stored{Name: b.Name, DType: tensor.F32, Shape: []int64{int64(len(b.Values))},
+				Read: func(at int64, dst []float32) error {
+					copy(dst, b.Values[at:])
+					return nil
+				}})
 	}
 	return tensors
 }
@@ -190,7 +195,8 @@ func (f *Folder) checkBiases(known map[string]bool) (faults []string) {
 		if at, ok := f.where[name]; ok {
 			faults = append(faults, shape.disagree(at.entry)...)
 		} else if !e.newBias {
-			faults = append(faults, fmt.Sprintf("tensor %s%v is missing, and config.json says use_expert_bias = true", name, shape.Shape))
+			faults = append(faults,
+				fmt.Sprintf("tensor %s%v is missing, and config.json says use_expert_bias = true", name, shape.Shape))
 		}
 	}
 	return faults

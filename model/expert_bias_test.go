@@ -126,10 +126,11 @@ func TestFoldersWithBiases(t *testing.T) {
 			dir, want string
 			code      status.Code
 		}{
-			"missing":       {write(with(), config), name + "[5] is missing", status.InvalidConfig},
-			"another shape": {write(with(1, 2), config), "config.json says [5] (num_local_experts)", status.InvalidConfig},
-			"not finite":    {write(with(1, 2, float32(math.NaN()), 4, 5), config), "NaN", status.Numeric},
-			"not wanted":    {write(all, plain), "is not a parameter of a mixtral", status.InvalidConfig},
+			"missing": {write(with(), config), name + "[5] is missing", status.InvalidConfig},
+			"another shape": {write(with(1, 2), config), "config.json says [5] (num_local_experts)",
+				status.InvalidConfig},
+			"not finite": {write(with(1, 2, float32(math.NaN()), 4, 5), config), "NaN", status.Numeric},
+			"not wanted": {write(all, plain), "is not a parameter of a mixtral", status.InvalidConfig},
 		} {
 			if _, err := load(x.dir, same); status.Of(err) != x.code || !strings.Contains(err.Error(), x.want) {
 				t.Errorf("%s: %v, want %q", what, err, x.want)

@@ -81,13 +81,15 @@ func newExperts(cfg *Config, layer int64) *experts {
 	name := func(suffix string) string {
 		return fmt.Sprintf("model.layers.%d.%s.%s", layer, names.block, suffix)
 	}
-	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize, clamped: names.stacked}
+	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize,
+		clamped: names.stacked}
 	for i := range layer {
 		if cfg.Sparse(i) {
 			m.sparse++
 		}
 	}
-	m.router = newParam(name(names.routerName()+".weight"), cfg.DType, normal, []string{names.number, "hidden_size"}, e.Count, cfg.HiddenSize)
+	m.router = newParam(name(names.routerName()+".weight"), cfg.DType, normal, []string{names.number, "hidden_size"},
+		e.Count, cfg.HiddenSize)
 	m.router.bare = true
 	if names.stacked {
 		m.routerBias = newParam(name(names.routerName()+".bias"), cfg.DType, zeros, []string{names.number}, e.Count)
@@ -100,16 +102,19 @@ func newExperts(cfg *Config, layer int64) *experts {
 	var gateUp, gateUpBias, down, downBias []*Param
 	for i := range e.Count {
 		if names.stacked {
-			gateUp = append(gateUp, param(i, ossGateUp, normal, []string{"hidden_size", "2 " + names.size}, cfg.HiddenSize, 2*e.Size))
+			gateUp = append(gateUp,
+				param(i, ossGateUp, normal, []string{"hidden_size", "2 " + names.size}, cfg.HiddenSize, 2*e.Size))
 			gateUpBias = append(gateUpBias, param(i, ossGateUp+ossBias, zeros, []string{"2 " + names.size}, 2*e.Size))
 			down = append(down, param(i, ossDown, normal, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
 			downBias = append(downBias, param(i, ossDown+ossBias, zeros, []string{"hidden_size"}, cfg.HiddenSize))
 			continue
 		}
 		for _, part := range []string{names.gate, names.up} {
-			gateUp = append(gateUp, param(i, part+".weight", normal, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
+			gateUp = append(gateUp,
+				param(i, part+".weight", normal, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
 		}
-		down = append(down, param(i, names.down+".weight", normal, []string{"hidden_size", names.size}, cfg.HiddenSize, e.Size))
+		down = append(down,
+			param(i, names.down+".weight", normal, []string{"hidden_size", names.size}, cfg.HiddenSize, e.Size))
 	}
 	m.gateUp = newStack(e.Count, cfg.HiddenSize, 2*e.Size, gateUp, gateUpBias)
 	m.down = newStack(e.Count, e.Size, cfg.HiddenSize, down, downBias)
@@ -160,15 +165,16 @@ func (m *experts) visitSaved(p *pass) {
 
 // allocate returns the routing of some tokens in temporary memory.
 func (m *experts) allocate(p *pass, tokens int64) routing {
-	return routing{probs: p.tempF32(tokens, m.count), chosen: p.alloc(tensor.I32, tokens, m.k), rows: p.alloc(tensor.I32, tokens, m.k),
-		weights: p.tempF32(tokens * m.k), offsets: p.alloc(tensor.I32, m.count+1)}
+	return routing{probs: p.tempF32(tokens, m.count), chosen: p.alloc(tensor.I32, tokens, m.k),
+		rows: p.alloc(tensor.I32, tokens, m.k), weights: p.tempF32(tokens * m.k),
+		offsets: p.alloc(tensor.I32, m.count+1)}
 }
 
 // first returns the routing memory for the first tokens.
 func (r *routing) first(tokens int64) routing {
 	k := r.chosen.Shape[1]
-	return routing{probs: r.probs.Slice(0, 0, tokens), chosen: r.chosen.Slice(0, 0, tokens), rows: r.rows.Slice(0, 0, tokens),
-		weights: r.weights.Slice(0, 0, tokens*k), offsets: r.offsets}
+	return routing{probs: r.probs.Slice(0, 0, tokens), chosen: r.chosen.Slice(0, 0, tokens),
+		rows: r.rows.Slice(0, 0, tokens), weights: r.weights.Slice(0, 0, tokens*k), offsets: r.offsets}
 }
 
 // begin allocates the working memory of tiles.
@@ -379,21 +385,26 @@ func (p *pass) Route(r *routing, bias tensor.Tensor, normalize bool, sequence te
 	if p.skip() {
 		return
 	}
-	p.route = device.Route{Logits: r.probs, Bias: bias, Experts: r.chosen, Rows: r.rows, Weights: r.weights, Offsets: r.offsets, Normalize: normalize}
+	p.route = device.Route{Logits: r.probs, Bias: bias, Experts: r.chosen, Rows: r.rows, Weights: r.weights,
+		Offsets: r.offsets, Normalize: normalize}
 	if p.balance.counting && !sequence.IsNil() {
-		p.route.Sequence, p.route.Counts, p.route.Sums = sequence, p.balance.counts.Select(0, layer), p.balance.sums.Select(0, layer)
+		p.route.Sequence, p.route.Counts, p.route.Sums = sequence, p.balance.counts.Select(0, layer),
+			p.balance.sums.Select(0, layer)
 	}
 	p.err = p.dev.RouteForward(p.ctx.Stream, &p.route)
 }
 
 // RouteBack writes the gradient dlogits of the router's logits, with that of the balancing loss.
-func (p *pass) RouteBack(dlogits, dweights tensor.Tensor, r *routing, normalize bool, sequence tensor.Tensor, layer int64) {
+func (p *pass) RouteBack(dlogits, dweights tensor.Tensor, r *routing, normalize bool, sequence tensor.Tensor,
+	layer int64) {
 	if p.skip() {
 		return
 	}
-	p.routeGrad = device.RouteGrad{Probs: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights, DWeights: dweights, DLogits: dlogits, Normalize: normalize}
+	p.routeGrad = device.RouteGrad{Probs: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights,
+		DWeights: dweights, DLogits: dlogits, Normalize: normalize}
 	if p.balance.loss && !sequence.IsNil() {
-		p.routeGrad.Sequence, p.routeGrad.Counts, p.routeGrad.Scale = sequence, p.balance.counts.Select(0, layer), p.balance.scale
+		p.routeGrad.Sequence, p.routeGrad.Counts, p.routeGrad.Scale = sequence, p.balance.counts.Select(0, layer),
+			p.balance.scale
 	}
 	p.err = p.dev.RouteBackward(p.ctx.Stream, &p.routeGrad)
 }
@@ -435,7 +446,8 @@ func (e *executor) GroupedGemmWeights(c, a, b, offsets tensor.Tensor) {
 // gradient without the weights, with weights·y.
 func (e *executor) WeightedSwiGLUBack(dy, gate, up, weights, dweights tensor.Tensor, f form) {
 	if !e.skip() {
-		e.weightedGrad = device.WeightedSwiGLUGrad{Gate: gate, Up: up, Weights: weights, DY: dy, DGate: gate, DUp: up, DWeights: dweights, Restore: true, GELU: f == formGELU, Clamped: f == formClamped}
+		e.weightedGrad = device.WeightedSwiGLUGrad{Gate: gate, Up: up, Weights: weights, DY: dy, DGate: gate, DUp: up,
+			DWeights: dweights, Restore: true, GELU: f == formGELU, Clamped: f == formClamped}
 		e.err = e.dev.WeightedSwiGLUBackward(e.ctx.Stream, &e.weightedGrad)
 	}
 }

@@ -53,14 +53,19 @@ type expertFields struct {
 }
 
 var (
-	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", aliases: []string{"num_experts"}, normalize: true, zero: []string{"router_jitter_noise"},
+	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size",
+		aliases: []string{"num_experts"}, normalize: true, zero: []string{"router_jitter_noise"},
 		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
-	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true, misread: true,
+	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_local_experts"}, layers: true, misread: true, block: "mlp", gate: "gate_proj",
+		up: "up_proj", down: "down_proj"}
+	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true, misread: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
-	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true, misread: true,
-		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
-	ossFields     = expertFields{number: "num_local_experts", size: "intermediate_size", aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
-	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
+	ossFields = expertFields{number: "num_local_experts", size: "intermediate_size",
+		aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
+	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 )
 
@@ -108,13 +113,15 @@ func readExperts(c *Config, r *reader) {
 		if n, _ := asInt(r.raw[names.number]); r.raw[names.number] == nil {
 			number = alias
 		} else if m, _ := asInt(r.raw[alias]); n != m {
-			r.fault(status.InvalidConfig, "%s = %v and %s = %v: they are names of the same number, give one of them", names.number, r.raw[names.number], alias, r.raw[alias])
+			r.fault(status.InvalidConfig, "%s = %v and %s = %v: they are names of the same number, give one of them",
+				names.number, r.raw[names.number], alias, r.raw[alias])
 		}
 	}
 	if names.stacked {
 		c.readClamp(r)
 		if r.number(number, float64(c.family.size(names.number, r))) == 0 && r.has(number) {
-			for _, name := range []string{"num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "use_expert_bias"} {
+			for _, name := range []string{"num_experts_per_tok", "output_router_logits", "router_aux_loss_coef",
+				"use_expert_bias"} {
 				r.ineffective(name, "remove it, or set "+number+" above 0")
 			}
 			return // a dense MLP
@@ -123,13 +130,16 @@ func readExperts(c *Config, r *reader) {
 	e.Count = r.extent(number, c.family.size(names.number, r), 1<<16)
 	e.PerToken = r.extent("num_experts_per_tok", c.family.size("num_experts_per_tok", r), 1<<10)
 	if e.PerToken > e.Count && e.Count > 0 {
-		r.fault(status.InvalidConfig, "num_experts_per_tok = %d, %s = %d: a token cannot have more experts than there are", e.PerToken, number, e.Count)
+		r.fault(status.InvalidConfig,
+			"num_experts_per_tok = %d, %s = %d: a token cannot have more experts than there are", e.PerToken,
+			number, e.Count)
 	}
 	if e.Size = c.IntermediateSize; names.size != "intermediate_size" {
 		e.Size = r.extent(names.size, c.family.size(names.size, r), 1<<26)
 	}
 	if names.shared {
-		e.Shared = r.extent("shared_expert_intermediate_size", c.family.size("shared_expert_intermediate_size", r), 1<<26)
+		e.Shared = r.extent("shared_expert_intermediate_size", c.family.size("shared_expert_intermediate_size", r),
+			1<<26)
 	}
 	e.Normalize, e.step = true, 1
 	if !names.normalize {
@@ -159,7 +169,8 @@ func readExperts(c *Config, r *reader) {
 // that the job sets.
 func (c *Config) checkOwnBalance(r *reader, own map[string]any) {
 	if x, given := asFloat(own["router_aux_loss_coef"]); r.strict && given && x != 0 && c.Experts.Balance == 0 {
-		r.fault(status.InvalidConfig, "router_aux_loss_coef = %v has no effect; set output_router_logits = true as well, or remove it", x)
+		r.fault(status.InvalidConfig,
+			"router_aux_loss_coef = %v has no effect; set output_router_logits = true as well, or remove it", x)
 	}
 }
 
@@ -190,13 +201,15 @@ func (c *Config) readClamp(r *reader) {
 func (c *Config) readDenseLayers(r *reader) {
 	list, given := r.value("mlp_only_layers").([]any)
 	if !given && r.has("mlp_only_layers") {
-		r.fault(status.InvalidConfig, "mlp_only_layers = %v: give a list of the layers without experts, counted from 0", r.raw["mlp_only_layers"])
+		r.fault(status.InvalidConfig, "mlp_only_layers = %v: give a list of the layers without experts, counted from 0",
+			r.raw["mlp_only_layers"])
 	}
 	c.Experts.dense = map[int64]bool{}
 	for i, x := range list {
 		n, ok := asInt(x)
 		if !ok || n < 0 || c.NumHiddenLayers > 0 && n >= c.NumHiddenLayers {
-			r.fault(status.InvalidConfig, "mlp_only_layers[%d] = %v: give the number of a layer, from 0 to %d", i, x, c.NumHiddenLayers-1)
+			r.fault(status.InvalidConfig, "mlp_only_layers[%d] = %v: give the number of a layer, from 0 to %d", i, x,
+				c.NumHiddenLayers-1)
 			return
 		}
 		c.Experts.dense[n] = true
@@ -250,7 +263,8 @@ func (m *Model) refuseExpertTargets(targets []string) error {
 		for _, p := range g.Params {
 			for _, t := range targets {
 				if (p.expert || p.bare) && t != AllLinear && adapts(t, module(p.Name)) {
-					return status.Errorf(status.Unsupported, "lora.targets: %q names %s: %s", t, module(p.Name), notbuilt.ExpertAdapters.Text(notbuilt.ExpertAdapters.Instead))
+					return status.Errorf(status.Unsupported, "lora.targets: %q names %s: %s", t, module(p.Name),
+						notbuilt.ExpertAdapters.Text(notbuilt.ExpertAdapters.Instead))
 				}
 			}
 		}
@@ -290,7 +304,8 @@ func (m *Model) checkFrozenExperts() error {
 					if p.Frozen {
 						p, first = first, p
 					}
-					return status.Errorf(status.InvalidConfig, "train.freeze: %s is frozen and %s is not; freeze the matrices of all experts of a layer or of none, for example with \"*.experts.*\"",
+					return status.Errorf(status.InvalidConfig,
+						"train.freeze: %s is frozen and %s is not; freeze the matrices of all experts of a layer or of none, for example with \"*.experts.*\"",
 						first.Name, p.Name)
 				}
 			}
@@ -324,7 +339,9 @@ func (c *Config) unstack(e tensor.Entry) ([]tensor.Entry, error) {
 		want = []int64{x.Count, c.HiddenSize, x.Size}
 	}
 	if !slices.Equal(e.Shape, want) {
-		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %v (%s, %s, hidden_size): correct one of them", e, want, names.number, names.size)
+		return nil, status.Errorf(status.InvalidConfig,
+			"tensor %v: config.json says %v (%s, %s, hidden_size): correct one of them", e, want, names.number,
+			names.size)
 	}
 	var parts []tensor.Entry
 	name := func(expert int64, matrix string) string {
@@ -333,7 +350,8 @@ func (c *Config) unstack(e tensor.Entry) ([]tensor.Entry, error) {
 	n := x.Size * c.HiddenSize
 	for i := range x.Count {
 		if gateUp {
-			parts = append(parts, e.Part(name(i, names.gate), 2*i*n, x.Size, c.HiddenSize), e.Part(name(i, names.up), (2*i+1)*n, x.Size, c.HiddenSize))
+			parts = append(parts, e.Part(name(i, names.gate), 2*i*n, x.Size, c.HiddenSize),
+				e.Part(name(i, names.up), (2*i+1)*n, x.Size, c.HiddenSize))
 		} else {
 			parts = append(parts, e.Part(name(i, names.down), i*n, c.HiddenSize, x.Size))
 		}
@@ -387,7 +405,8 @@ func (c *Config) nameOf(stored string) string {
 	if layer, kind, ok := c.ossEntry(name); ok {
 		return ossName(layer, 0, kind)
 	}
-	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"}, {stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"}} {
+	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"},
+		{stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"}} {
 		if layer, ok := strings.CutSuffix(name, x[0]); ok {
 			return layer + "." + names.block + x[1]
 		}

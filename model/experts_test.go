@@ -38,16 +38,19 @@ const qwen35moe = `{"model_type": "qwen3_5_moe_text", "attention_bias": false, "
 
 func TestParseExperts(t *testing.T) {
 	c := parse(t, mixtral)
-	if e := c.Experts; e.Count != 8 || e.PerToken != 2 || e.Size != 14336 || !e.Normalize || e.Balance != 0 || c.SparseLayers() != 32 || c.Balances() || c.Rope.Theta != 1e6 {
+	if e := c.Experts; e.Count != 8 || e.PerToken != 2 || e.Size != 14336 || !e.Normalize || e.Balance != 0 ||
+		c.SparseLayers() != 32 || c.Balances() || c.Rope.Theta != 1e6 {
 		t.Errorf("%+v", c)
 	}
 	// A token uses 12.9e9 weights, of which 0.13e9 are a row of the embedding.
 	near.Value(t, "weights in products of a token", c.Flops(1, 0)/6, 12.75e9, 0.01e9)
 	c = parse(t, qwen3moe)
-	if e := c.Experts; e.Count != 128 || e.PerToken != 8 || e.Size != 768 || !e.Normalize || c.SparseLayers() != 48 || !c.QKNorm() || c.QKVBias() || c.HeadDim != 128 {
+	if e := c.Experts; e.Count != 128 || e.PerToken != 8 || e.Size != 768 || !e.Normalize || c.SparseLayers() != 48 ||
+		!c.QKNorm() || c.QKVBias() || c.HeadDim != 128 {
 		t.Errorf("%+v", c)
 	}
-	c = parse(t, string(with(t, qwen3moe, `"mlp_only_layers": [1, 5], "decoder_sparse_step": 2, "num_hidden_layers": 8, "norm_topk_prob": null, "num_experts": null,
+	c = parse(t, string(with(t, qwen3moe,
+		`"mlp_only_layers": [1, 5], "decoder_sparse_step": 2, "num_hidden_layers": 8, "norm_topk_prob": null, "num_experts": null,
 		"num_local_experts": 16, "output_router_logits": true`)))
 	sparse := []int64{}
 	for i := range c.NumHiddenLayers {
@@ -55,7 +58,8 @@ func TestParseExperts(t *testing.T) {
 			sparse = append(sparse, i)
 		}
 	}
-	if !slices.Equal(sparse, []int64{3, 7}) || c.Experts.Normalize || c.Experts.Count != 16 || c.Experts.Balance != 0.001 || !c.Balances() {
+	if !slices.Equal(sparse, []int64{3, 7}) || c.Experts.Normalize || c.Experts.Count != 16 ||
+		c.Experts.Balance != 0.001 || !c.Balances() {
 		t.Errorf("%+v, layers %v", c, sparse)
 	}
 	// what is written is what was read
@@ -83,17 +87,21 @@ func TestParseExperts(t *testing.T) {
 		`"norm_topk_prob": "yes"`:          "norm_topk_prob = \"yes\": give true or false",
 		`"output_router_logits": "always"`: "output_router_logits = \"always\": give true or false",
 	} {
-		if _, err := ParseConfig(with(t, qwen3moe, fields)); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want) {
+		if _, err := ParseConfig(with(t, qwen3moe, fields)); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", fields, err, want)
 		}
 	}
-	if _, err := ParseConfig(with(t, mixtral, `"router_jitter_noise": 0.1`)); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "router_jitter_noise = 0.1 is not built: set it to 0") {
+	if _, err := ParseConfig(with(t, mixtral, `"router_jitter_noise": 0.1`)); status.Of(err) != status.Unsupported ||
+		!strings.Contains(err.Error(), "router_jitter_noise = 0.1 is not built: set it to 0") {
 		t.Error(err)
 	}
 	// Qwen3.5-MoE as it is published: a language model inside a model with vision
-	for _, text := range []string{qwen35moe, `{"model_type": "qwen3_5_moe", "vision_config": {"depth": 12}, "text_config": ` + qwen35moe + `}`} {
+	for _, text := range []string{qwen35moe,
+		`{"model_type": "qwen3_5_moe", "vision_config": {"depth": 12}, "text_config": ` + qwen35moe + `}`} {
 		c = parse(t, text)
-		if e := c.Experts; c.ModelType != "qwen3_5_moe_text" || e.Count != 256 || e.PerToken != 8 || e.Size != 512 || e.Shared != 512 || !e.Normalize || c.SparseLayers() != 4 ||
+		if e := c.Experts; c.ModelType != "qwen3_5_moe_text" || e.Count != 256 || e.PerToken != 8 || e.Size != 512 ||
+			e.Shared != 512 || !e.Normalize || c.SparseLayers() != 4 ||
 			c.LinearLayers() != 3 || !c.OutputGate() || c.NormCentre() != 1 || c.IntermediateSize != 0 {
 			t.Errorf("%+v", c)
 		}
@@ -102,7 +110,8 @@ func TestParseExperts(t *testing.T) {
 		t.Errorf("%s, %v", again, err)
 	}
 	// A model from scratch has no defaults of a published model.
-	_, err := ConfigFromMap(map[string]any{"model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4})
+	_, err := ConfigFromMap(map[string]any{"model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 8,
+		"intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4})
 	for _, name := range []string{"num_experts", "num_experts_per_tok", "moe_intermediate_size"} {
 		if err == nil || !strings.Contains(err.Error(), name+" is missing") {
 			t.Errorf("%s: %v", name, err)
@@ -112,7 +121,8 @@ func TestParseExperts(t *testing.T) {
 
 // experts of a model for routings by design: the router is a matrix that the test sets.
 func routed(t *testing.T, count, perToken int64) *Config {
-	c, err := configs(t)["qwen3_moe"].Override(map[string]any{"num_experts": count, "num_experts_per_tok": perToken, "mlp_only_layers": []any{}})
+	c, err := configs(t)["qwen3_moe"].Override(map[string]any{"num_experts": count, "num_experts_per_tok": perToken,
+		"mlp_only_layers": []any{}})
 	must(err)
 	return c
 }
@@ -156,7 +166,8 @@ func TestUnevenExperts(t *testing.T) {
 					}
 				}
 				one := train(t, 1, cfg, s, routers)
-				if want := r.loss(s); !(math.Abs(one.Sum-want) <= 2e-6*want) || !(math.Abs(one.Balance-r.balance) <= 2e-6*r.balance) {
+				if want := r.loss(s); !(math.Abs(one.Sum-want) <= 2e-6*want) ||
+					!(math.Abs(one.Balance-r.balance) <= 2e-6*r.balance) {
 					t.Errorf("loss %v, balance %v, want %v, %v", one.Sum, one.Balance, want, r.balance)
 				}
 				for _, unused := range c.unused {
@@ -169,7 +180,8 @@ func TestUnevenExperts(t *testing.T) {
 				for _, x := range []struct {
 					Activations
 					Tiles
-				}{{}, {Activations{MLP: Recompute, QKV: Recompute, Segment: 2}, Tiles{}}, {Activations{}, Tiles{MLP: 4}}, {Activations{MLP: Offload}, Tiles{}}} {
+				}{{}, {Activations{MLP: Recompute, QKV: Recompute, Segment: 2}, Tiles{}},
+					{Activations{}, Tiles{MLP: 4}}, {Activations{MLP: Offload}, Tiles{}}} {
 					for _, n := range append(mpitest.Sizes(), 1) {
 						changes := []func(*rank){under(x.Activations, x.Tiles, int64(len(s.ids)))}
 						if n > 1 && int64(n) <= c.count { // each rank has some of the experts
@@ -178,7 +190,8 @@ func TestUnevenExperts(t *testing.T) {
 						for i, change := range changes {
 							what := fmt.Sprintf("%d ranks, divided %v, %v %v", n, i == 1, x.Activations, x.Tiles)
 							o := train(t, n, cfg, s, func(r *rank) { routers(r); change(r) })
-							if !(math.Abs(o.Sum-one.Sum) <= 1e-6*one.Sum) || !(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
+							if !(math.Abs(o.Sum-one.Sum) <= 1e-6*one.Sum) ||
+								!(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
 								t.Errorf("%s: %v, want %v", what, o.Loss, one.Loss)
 							}
 							for name, g := range o.grads {
@@ -204,7 +217,9 @@ func TestExpertsFrozenAndAdapted(t *testing.T) {
 	made := func(o Options) (*Model, error) { return New(dev, comm.Local(1)[0], cfg, o) }
 	for _, target := range []string{"gate_proj", "down_proj", "gate", "experts.3.up_proj"} {
 		_, err := made(Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"q_proj", target}}})
-		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "adapters of experts, of routers, and of the other MLPs of qwen3_moe and qwen3_next are not built") {
+		if status.Of(err) != status.Unsupported ||
+			!strings.Contains(err.Error(),
+				"adapters of experts, of routers, and of the other MLPs of qwen3_moe and qwen3_next are not built") {
 			t.Errorf("%s: %v", target, err)
 		}
 	}
@@ -225,7 +240,8 @@ func TestExpertsFrozenAndAdapted(t *testing.T) {
 	}
 	m.Close()
 	for _, pattern := range []string{"*.experts.2.*", "*.experts.*.gate_proj.weight"} {
-		if _, err := made(Options{Freeze: []string{pattern}}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "freeze the matrices of all experts of a layer or of none") {
+		if _, err := made(Options{Freeze: []string{pattern}}); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), "freeze the matrices of all experts of a layer or of none") {
 			t.Errorf("%s: %v", pattern, err)
 		}
 	}
@@ -318,7 +334,8 @@ func TestStackedExperts(t *testing.T) {
 			// a stack of another shape is named as it is in the file
 			items[len(items)-1].Tensor = items[len(items)-1].Tensor.View(items[len(items)-1].Tensor.Numel())
 			must(tensor.WriteSafetensors(filepath.Join(dir, weightsFile), nil, items))
-			if _, err := OpenWeights(dir, cfg); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "mlp.experts.down_proj") {
+			if _, err := OpenWeights(dir, cfg); status.Of(err) != status.InvalidConfig ||
+				!strings.Contains(err.Error(), "mlp.experts.down_proj") {
 				t.Errorf("a flat stack: %v", err)
 			}
 			return nil

@@ -58,7 +58,8 @@ type norms struct{ mixer, mixerOut, mlp, mlpOut string }
 var (
 	preNorms      = norms{mixer: "input_layernorm", mlp: "post_attention_layernorm"}
 	postNorms     = norms{mixerOut: "post_attention_layernorm", mlpOut: "post_feedforward_layernorm"}
-	sandwichNorms = norms{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+	sandwichNorms = norms{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+		"post_feedforward_layernorm"}
 )
 
 // activation is the activation of gate in the MLP.
@@ -155,70 +156,97 @@ func slidingIf(slides bool) string {
 
 // families are the supported model types.
 var families = map[string]*family{
-	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000, kinds: []string{fullAttention}},
-	"mistral": {class: "MistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6, theta: 10000,
-		window: 4096, layers: allSlide},
-	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6, theta: 10000,
-		kinds: softmaxKinds, window: 4096, layers: allSlide},
+	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000,
+		kinds: []string{fullAttention}},
+	"mistral": {class: "MistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
+		theta: 10000, window: 4096, layers: allSlide},
+	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
+		theta: 10000, kinds: softmaxKinds, window: 4096, layers: allSlide},
 	"qwen2": {class: "Qwen2ForCausalLM", norms: preNorms, activation: silu, biases: qkvBiases, eps: 1e-6, theta: 10000,
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
-	"qwen3": {class: "Qwen3ForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000, headDim: 128,
-		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+	"qwen3": {class: "Qwen3ForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
+		headDim: 128, kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
 	"mixtral": {class: "MixtralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 1e6,
-		sizes: map[string]int64{"vocab_size": 32000, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
-			"num_local_experts": 8, "num_experts_per_tok": 2},
-		window: 4096, noWindow: true, layers: allSlide, experts: &mixtralExperts, read: readExperts, write: writeExperts},
-	"qwen3_moe": {class: "Qwen3MoeForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
-		sizes: map[string]int64{"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 32768,
-			"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-		window: 4096, windowFlag: true, layers: allSlide, experts: &qwenExperts, read: readExperts, write: writeExperts},
-	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000, read: readGranite},
-	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6, theta: 2e6,
-		sizes: map[string]int64{"vocab_size": 128256, "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768},
+		sizes: map[string]int64{"vocab_size": 32000, "num_attention_heads": 32, "num_key_value_heads": 8,
+			"max_position_embeddings": 131072,
+			"num_local_experts":       8, "num_experts_per_tok": 2},
+		window: 4096, noWindow: true, layers: allSlide, experts: &mixtralExperts, read: readExperts,
+		write: writeExperts},
+	"qwen3_moe": {class: "Qwen3MoeForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6,
+		theta: 10000,
+		sizes: map[string]int64{"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4,
+			"max_position_embeddings": 32768,
+			"num_experts":             128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+		window: 4096, windowFlag: true, layers: allSlide, experts: &qwenExperts, read: readExperts,
+		write: writeExperts},
+	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000,
+		read: readGranite},
+	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6,
+		theta: 2e6,
+		sizes: map[string]int64{"vocab_size": 128256, "num_attention_heads": 16, "num_key_value_heads": 4,
+			"max_position_embeddings": 32768},
 		kinds: softmaxKinds, window: 4096, noWindow: true, windowFlag: true, layers: unrotatedSlide, read: readSmolLM3},
 	"olmo2": {class: "Olmo2ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 10000},
-	"olmo3": {class: "Olmo3ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 5e5, localTheta: 5e5,
-		kinds: softmaxKinds, window: 4096, layers: threeOfFourSlide},
-	"glm4": {class: "Glm4ForCausalLM", norms: norms{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"},
-		activation: silu, biases: optionalQKVBiases, biased: true, eps: 1.5625e-7, theta: 10000, headDim: 128, rotaryShare: 0.5,
-		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 131072},
+	"olmo3": {class: "Olmo3ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 5e5,
+		localTheta: 5e5, kinds: softmaxKinds, window: 4096, layers: threeOfFourSlide},
+	"glm4": {class: "Glm4ForCausalLM",
+		norms: norms{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+			"post_mlp_layernorm"},
+		activation: silu, biases: optionalQKVBiases, biased: true, eps: 1.5625e-7, theta: 10000, headDim: 128,
+		rotaryShare: 0.5,
+		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2,
+			"max_position_embeddings": 131072},
 		files: files{fused: []fused{fusedGateUp}, pairs: true}},
-	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000, rotaryShare: 1,
-		window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
-	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, eps: 1e-5, theta: 150000, headDim: 64,
-		experts: &ossFields, read: readExperts, write: writeExperts, sizes: map[string]int64{"num_local_experts": 128, "num_experts_per_tok": 4},
-		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000,
+		rotaryShare: 1, window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3,
+		files: files{fused: []fused{fusedQKV, fusedGateUp}}},
+	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, eps: 1e-5,
+		theta: 150000, headDim: 64, experts: &ossFields, read: readExperts, write: writeExperts,
+		sizes: map[string]int64{"num_local_experts": 128, "num_experts_per_tok": 4},
+		kinds: softmaxKinds, window: 128, layers: evenSlide,
+		rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},
-	"gemma2": {class: "Gemma2ForCausalLM", norms: sandwichNorms, normCentre: 1, activation: gelu, softcaps: true, embedScaled: true,
-		tied: true, eps: 1e-6, theta: 10000, headDim: 256, sizes: map[string]int64{"vocab_size": 256000, "num_attention_heads": 8,
+	"gemma2": {class: "Gemma2ForCausalLM", norms: sandwichNorms, normCentre: 1, activation: gelu, softcaps: true,
+		embedScaled: true, tied: true, eps: 1e-6, theta: 10000, headDim: 256,
+		sizes: map[string]int64{"vocab_size": 256000, "num_attention_heads": 8,
 			"num_key_value_heads": 4, "max_position_embeddings": 8192},
 		kinds: softmaxKinds, window: 4096, layers: evenSlide, read: readGemma2, write: writeGemma},
-	"gemma3_text": {class: "Gemma3ForCausalLM", norms: sandwichNorms, normCentre: 1, qkNorm: true, activation: gelu, softcaps: true,
-		embedScaled: true, tied: true, eps: 1e-6, theta: 1e6, localTheta: 10000, localField: "rope_local_base_freq", headDim: 256, sizes: map[string]int64{"vocab_size": 262208,
+	"gemma3_text": {class: "Gemma3ForCausalLM", norms: sandwichNorms, normCentre: 1, qkNorm: true, activation: gelu,
+		softcaps: true, embedScaled: true, tied: true, eps: 1e-6, theta: 1e6, localTheta: 10000,
+		localField: "rope_local_base_freq",
+		headDim:    256, sizes: map[string]int64{"vocab_size": 262208,
 			"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
 		kinds: softmaxKinds, window: 4096, layers: mostSlide, read: readGemma3, write: writeGemma,
-		files: files{outer: "gemma3", prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},
-			{"language_model.lm_head.", "lm_head."}}, dropped: []string{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-			"model.multi_modal_projector."}}},
-	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", norms: preNorms, activation: silu, normCentre: 1, qkNorm: true, outputGate: true,
-		eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
+		files: files{outer: "gemma3",
+			prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},
+				{"language_model.lm_head.", "lm_head."}}, dropped: []string{"vision_tower.", "multi_modal_projector.",
+				"model.vision_tower.",
+				"model.multi_modal_projector."}}},
+	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", norms: preNorms, activation: silu, normCentre: 1, qkNorm: true,
+		outputGate: true, eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
 		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,
-		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}}, dropped: []string{"model.visual.", "mtp."}}},
+		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}},
+			dropped: []string{"model.visual.", "mtp."}}},
 }
 
 // The hybrids with experts differ from the dense one in their MLPs and in their folders.
 func init() {
 	f := *families["qwen3_5_text"]
 	f.class, f.experts, f.read, f.write = "Qwen3_5MoeForCausalLM", &hybridExperts, readHybridExperts, writeHybridExperts
-	f.sizes = map[string]int64{"vocab_size": 248320, "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
-		"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+	f.sizes = map[string]int64{"vocab_size": 248320, "num_attention_heads": 16, "num_key_value_heads": 2,
+		"max_position_embeddings": 32768,
+		"num_experts":             256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+		"shared_expert_intermediate_size": 512}
 	f.files.outer = "qwen3_5_moe"
 	families["qwen3_5_moe_text"] = &f
 
 	next := f
-	next.class, next.experts, next.fusedLinear, next.files = "Qwen3NextForCausalLM", &nextExperts, true, files{dropped: []string{"mtp."}}
-	next.sizes = map[string]int64{"vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
-		"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+	next.class, next.experts, next.fusedLinear, next.files = "Qwen3NextForCausalLM", &nextExperts, true,
+		files{dropped: []string{"mtp."}}
+	next.sizes = map[string]int64{"vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 2,
+		"max_position_embeddings": 32768,
+		"num_experts":             512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+		"shared_expert_intermediate_size": 512}
 	families["qwen3_next"] = &next
 }
 

@@ -9,7 +9,8 @@ const deltaChunk = 64
 // feature of a query head and pair of a query with a key. pairs is the sum of Pairs over the
 // documents. Backward is twice forward. Of a layer's experts, the experts of a token count.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
-	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
+	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim),
+		float64(c.NumKeyValueHeads*c.HeadDim)
 	full := h * (2*queries + 2*keys)
 	if c.OutputGate() {
 		full += h * queries
@@ -30,7 +31,8 @@ func (c *Config) mlpWeights() float64 {
 // and of routers.
 func (c *Config) mlpMatrices() (gateUp, down, routers float64) {
 	sparse, h, e := float64(c.SparseLayers()), float64(c.HiddenSize), &c.Experts
-	down = (float64(c.NumHiddenLayers)-sparse)*h*float64(c.IntermediateSize) + sparse*h*float64(e.Size*e.PerToken+e.Shared)
+	down = (float64(c.NumHiddenLayers)-sparse)*h*float64(c.IntermediateSize) +
+		sparse*h*float64(e.Size*e.PerToken+e.Shared)
 	routers = sparse * h * float64(e.Count)
 	if e.Shared > 0 {
 		routers += sparse * h // the gate of the shared expert
@@ -61,7 +63,8 @@ func (m *Model) Flops(tokens int64, pairs float64) float64 {
 // linearWeights returns the number of weights in a linear layer's projections and convolution.
 func (c *Config) linearWeights() float64 {
 	channels, values := float64(c.convChannels()), float64(c.linearValues())
-	return float64(c.HiddenSize)*(channels+2*values+2*float64(c.LinearNumValueHeads)) + channels*float64(c.LinearConvKernelDim)
+	return float64(c.HiddenSize)*(channels+2*values+2*float64(c.LinearNumValueHeads)) +
+		channels*float64(c.LinearConvKernelDim)
 }
 
 // deltaFlops returns the operations of the gated delta rule for one token, forward: products with
@@ -75,13 +78,15 @@ func (c *Config) deltaFlops() float64 {
 // and tiles: matrix products and attention, counted as in Flops.
 func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	c, a, n := m.Config, m.activations, float64(tokens)
-	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
+	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim),
+		float64(c.NumKeyValueHeads*c.HeadDim)
 	gate := 0.0 // operations of the projection to softmax attention's gate
 	if c.OutputGate() {
 		gate = 2 * n * h * queries
 	}
 	values := float64(c.linearValues())
-	full := mixerFlops{in: 2*n*h*(queries+2*keys) + gate, core: 4 * queries * pairs, out: 2 * n * h * queries, gate: gate}
+	full := mixerFlops{in: 2*n*h*(queries+2*keys) + gate, core: 4 * queries * pairs, out: 2 * n * h * queries,
+		gate: gate}
 	linear := mixerFlops{core: n * c.deltaFlops(), out: 2 * n * h * values, gate: 2 * n * h * values}
 	linear.in = 2*n*c.linearWeights() - linear.out
 	gateUp, down, routers := c.mlpMatrices()

@@ -131,7 +131,8 @@ func ParsePatterns(patterns []string) (Patterns, error) {
 		}
 		r, err := regexp.Compile("^(?:" + expression + ")$")
 		if err != nil {
-			return nil, status.Errorf(status.InvalidConfig, "%q is not a regular expression: %v; write names with * and ?, or correct it", text, err)
+			return nil, status.Errorf(status.InvalidConfig,
+				"%q is not a regular expression: %v; write names with * and ?, or correct it", text, err)
 		}
 		all = append(all, r)
 	}
@@ -178,7 +179,8 @@ func (m *Model) freeze(o Options) error {
 		return err
 	}
 	if i := slices.Index(used, false); i >= 0 {
-		return status.Errorf(status.InvalidConfig, "train.freeze: %q matches no parameter of the model; a pattern matches whole names such as %s, with * for any characters",
+		return status.Errorf(status.InvalidConfig,
+			"train.freeze: %q matches no parameter of the model; a pattern matches whole names such as %s, with * for any characters",
 			patterns[i], m.groups[1].Params[1].Name)
 	}
 	return m.Config.family.files.refuseHalfFrozen(m.groups)

@@ -76,7 +76,8 @@ func (c *Config) split(parts map[string]location, x *fused, before, after string
 		rows += c.rows(part)
 	}
 	if len(e.Shape) == 0 || e.Shape[0] != rows {
-		return status.Errorf(status.InvalidConfig, "tensor %v: config.json says %d rows (%s); correct one of them", e, rows, strings.Join(x.parts, ", "))
+		return status.Errorf(status.InvalidConfig, "tensor %v: config.json says %d rows (%s); correct one of them", e,
+			rows, strings.Join(x.parts, ", "))
 	}
 	width, lo := e.Numel()/rows, int64(0)
 	for _, part := range x.parts {
@@ -128,7 +129,8 @@ func (f *files) partOf(name string) (x *fused, i int, before, after string) {
 
 // joined is the tensor with the rows of all parts.
 func joined(name string, parts []Stored) Stored {
-	t := Stored{Name: name, DType: parts[0].DType, Shape: append([]int64(nil), parts[0].Shape...), portions: slices.Clone(parts[0].portions)}
+	t := Stored{Name: name, DType: parts[0].DType, Shape: append([]int64(nil), parts[0].Shape...),
+		portions: slices.Clone(parts[0].portions)}
 	for _, p := range parts[1:] {
 		t.Shape[0] += p.Shape[0]
 		t.portions = append(t.portions, p.portions...)
@@ -187,7 +189,9 @@ func (f *files) refuseHalfFrozen(groups []*Group) error {
 			}
 			name := before + "." + x.name + "." + after
 			if was, seen := frozen[name]; seen && was != p.Frozen {
-				return status.Errorf(status.InvalidConfig, "train.freeze: %s are one matrix (%s) in the files of this model; freeze all of them or none", strings.Join(x.parts, ", "), x.name)
+				return status.Errorf(status.InvalidConfig,
+					"train.freeze: %s are one matrix (%s) in the files of this model; freeze all of them or none",
+					strings.Join(x.parts, ", "), x.name)
 			}
 			frozen[name] = p.Frozen
 		}
@@ -200,7 +204,8 @@ func (f *files) refuseHalfFrozen(groups []*Group) error {
 // half. Scores are sums over the features of q and k, so their order is free. Of an adapter, B has
 // such rows.
 func (f *files) paired(name string) bool {
-	return f.pairs && !strings.HasSuffix(name, loraA) && (strings.Contains(name, ".self_attn.q_proj.") || strings.Contains(name, ".self_attn.k_proj."))
+	return f.pairs && !strings.HasSuffix(name, loraA) &&
+		(strings.Contains(name, ".self_attn.q_proj.") || strings.Contains(name, ".self_attn.k_proj."))
 }
 
 // rowOrder is the order of a tensor's rows in the files: the row in the files of a row of the
@@ -269,7 +274,9 @@ func (c *Config) orderRows(t Stored) Stored {
 	}
 	read, width := t.Read, tensor.Of(nil, t.DType, t.Shape...).Numel()/t.Shape[0]
 	t.Read = func(at int64, dst []float32) error {
-		return byRows(at, width, dst, func(row, column int64, dst []float32) error { return read(order.model(row)*width+column, dst) })
+		return byRows(at, width, dst, func(row, column int64, dst []float32) error {
+			return read(order.model(row)*width+column, dst)
+		})
 	}
 	return t
 }
@@ -279,7 +286,10 @@ func (c *Config) orderRows(t Stored) Stored {
 func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
 	if _, _, kind, ok := c.ossParam(p.Name); ok && alternates(kind) {
 		y := make([]float32, len(x))
-		reordered(0, p.Shape[len(p.Shape)-1], y, modelColumn, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
+		reordered(0, p.Shape[len(p.Shape)-1], y, modelColumn, func(at int64, dst []float32) error {
+			copy(dst, x[at:])
+			return nil
+		})
 		return y
 	}
 	order := c.rowOrder(p.Name)
@@ -287,6 +297,9 @@ func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
 		return x
 	}
 	y, width := make([]float32, len(x)), p.Numel()/p.Shape[0]
-	byRows(0, width, y, func(row, column int64, dst []float32) error { copy(dst, x[order.model(row)*width+column:]); return nil })
+	byRows(0, width, y, func(row, column int64, dst []float32) error {
+		copy(dst, x[order.model(row)*width+column:])
+		return nil
+	})
 	return y
 }

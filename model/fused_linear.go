@@ -142,7 +142,9 @@ func (c *Config) unfuse(e tensor.Entry) (map[string]location, error) {
 		return nil, nil
 	}
 	if want := []int64{x.total(qkvz), c.HiddenSize}; !slices.Equal(e.Shape, want) {
-		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %v (linear_num_key_heads, linear_num_value_heads, their dimensions, hidden_size): correct one of them", e, want)
+		return nil, status.Errorf(status.InvalidConfig,
+			"tensor %v: config.json says %v (linear_num_key_heads, linear_num_value_heads, their dimensions, hidden_size): correct one of them",
+			e, want)
 	}
 	parts := []int{0, 1}
 	if !qkvz {
@@ -151,7 +153,9 @@ func (c *Config) unfuse(e tensor.Entry) (map[string]location, error) {
 	all := map[string]location{}
 	for _, i := range parts {
 		name, rows := layer+fusedParts[i], x.stored(i)
-		all[name] = location{entry: e.Part(name, 0, x.rows(i), c.HiddenSize), whole: &e, row: func(row int64) int64 { return rows[row] }}
+		all[name] = location{entry: e.Part(name, 0, x.rows(i), c.HiddenSize), whole: &e, row: func(row int64) int64 {
+			return rows[row]
+		}}
 	}
 	return all, nil
 }
@@ -172,7 +176,9 @@ func (c *Config) fuseLinear(tensors []Stored) []Stored {
 		layer, first := strings.CutSuffix(t.Name, fusedParts[0])
 		if first {
 			all = append(all, x.fuse(layer, byName, true), x.fuse(layer, byName, false))
-		} else if !slices.ContainsFunc(fusedParts, func(part string) bool { return strings.HasSuffix(t.Name, ".linear_attn."+part) }) {
+		} else if !slices.ContainsFunc(fusedParts, func(part string) bool {
+			return strings.HasSuffix(t.Name, ".linear_attn."+part)
+		}) {
 			all = append(all, t)
 		}
 	}
@@ -190,12 +196,13 @@ func (x *fusedLinear) fuse(layer string, byName map[string]*Stored, qkvz bool) S
 		like = parts[0]
 	}
 	n := like.Shape[1]
-	return Stored{Name: layer + fusedName(qkvz), DType: like.DType, Shape: []int64{x.total(qkvz), n}, portions: like.portions, Read: func(at int64, dst []float32) error {
-		return byRows(at, n, dst, func(row, column int64, dst []float32) error {
-			part, r := x.part(qkvz, row)
-			return parts[part].Read(r*n+column, dst)
-		})
-	}}
+	return Stored{Name: layer + fusedName(qkvz), DType: like.DType, Shape: []int64{x.total(qkvz), n},
+		portions: like.portions, Read: func(at int64, dst []float32) error {
+			return byRows(at, n, dst, func(row, column int64, dst []float32) error {
+				part, r := x.part(qkvz, row)
+				return parts[part].Read(r*n+column, dst)
+			})
+		}}
 }
 
 // checkFrozenFused returns an error if some of the projections that are one tensor on disk are
@@ -208,7 +215,8 @@ func (m *Model) checkFrozenFused() error {
 		}
 		for _, p := range x.in.w {
 			if p.Frozen != x.in.w[0].Frozen {
-				return status.Errorf(status.InvalidConfig, "train.freeze: %s and %s are parts of one tensor in %s, and one of them is frozen; freeze both or none",
+				return status.Errorf(status.InvalidConfig,
+					"train.freeze: %s and %s are parts of one tensor in %s, and one of them is frozen; freeze both or none",
 					x.in.w[0].Name, p.Name, fmt.Sprintf("a folder of %s", m.Config.ModelType))
 			}
 		}

@@ -29,7 +29,8 @@ func TestFusedLinearAttention(t *testing.T) {
 			qkvz = append(qkvz, rows("in_proj_qkv.weight", (hk+i)*dk, dk)...)
 			qkvz = append(qkvz, rows("in_proj_qkv.weight", 2*hk*dk+i*group*dv, group*dv)...)
 			qkvz = append(qkvz, rows("in_proj_z.weight", i*group*dv, group*dv)...)
-			ba = append(append(ba, rows("in_proj_b.weight", i*group, group)...), rows("in_proj_a.weight", i*group, group)...)
+			ba = append(append(ba, rows("in_proj_b.weight", i*group, group)...),
+				rows("in_proj_a.weight", i*group, group)...)
 		}
 		var all []tensor.Item
 		for _, x := range items(r.Model, tensor.F32) {
@@ -60,7 +61,8 @@ func TestFusedLinearAttention(t *testing.T) {
 				e, _ := f.Entry(want.Name)
 				got := make([]float32, want.Tensor.Numel())
 				must(f.ReadFloat32(e, 0, got))
-				if !slices.Equal(got, want.Tensor.View(want.Tensor.Numel()).Float32s()) || !slices.Equal(e.Shape, want.Tensor.Dims()) {
+				if !slices.Equal(got, want.Tensor.View(want.Tensor.Numel()).Float32s()) ||
+					!slices.Equal(e.Shape, want.Tensor.Dims()) {
 					t.Errorf("%s is saved differently", want.Name)
 				}
 			}
@@ -68,7 +70,8 @@ func TestFusedLinearAttention(t *testing.T) {
 		must(err)
 		all[len(all)-1].Tensor = tensor.OfFloat32(ba, int64(len(ba))) // of another shape
 		dir = writeFolder(t, cfg, map[string][]tensor.Item{weightsFile: all})
-		if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fusedBA) {
+		if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), fusedBA) {
 			t.Errorf("another shape: %v", err)
 		}
 	})
@@ -77,17 +80,20 @@ func TestFusedLinearAttention(t *testing.T) {
 	must(err)
 	defer dev.Close()
 	_, err = New(dev, comm.Local(1)[0], cfg, Options{Freeze: []string{"*.in_proj_z.weight"}})
-	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "are parts of one tensor in a folder of qwen3_next") {
+	if status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), "are parts of one tensor in a folder of qwen3_next") {
 		t.Error(err)
 	}
 	_, err = New(dev, comm.Local(1)[0], cfg, Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"in_proj_z"}}})
 	if status.Of(err) != status.InvalidConfig || !strings.HasSuffix(err.Error(), "; name in_proj_qkvz") {
 		t.Error(err)
 	}
-	m, err := New(dev, comm.Local(1)[0], cfg, Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"in_proj_qkvz", "in_proj_ba"}}})
+	m, err := New(dev, comm.Local(1)[0], cfg,
+		Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"in_proj_qkvz", "in_proj_ba"}}})
 	must(err)
 	w := m.blocks[0].mixer.(*linearMixer).in.w // q|k|v, b, a, z
-	if w[0].adapter.a != w[3].adapter.a || w[1].adapter.b != w[2].adapter.b || w[0].adapter.number == w[1].adapter.number {
+	if w[0].adapter.a != w[3].adapter.a || w[1].adapter.b != w[2].adapter.b ||
+		w[0].adapter.number == w[1].adapter.number {
 		t.Error("the parts of a tensor on disk have adapters of their own, or tensors share one")
 	}
 }

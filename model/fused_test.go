@@ -32,18 +32,21 @@ func TestFused(t *testing.T) {
 	next := float32(0)
 	for _, name := range []string{"q", "k", "v"} {
 		first, rows := next, c.rows("self_attn."+name+"_proj")
-		tensors = append(tensors, Stored{Name: "model.layers.1.self_attn." + name + "_proj.weight", DType: tensor.F32, Shape: []int64{rows, 2},
-			Read: func(at int64, dst []float32) error {
-				for i := range dst {
-					dst[i] = first + float32(at) + float32(i)
-				}
-				return nil
-			}})
+		tensors = append(tensors,
+			Stored{Name: "model.layers.1.self_attn." + name + "_proj.weight", DType: tensor.F32,
+				Shape: []int64{rows, 2},
+				Read: func(at int64, dst []float32) error {
+					for i := range dst {
+						dst[i] = first + float32(at) + float32(i)
+					}
+					return nil
+				}})
 		next += float32(2 * rows)
 	}
 	norm := Stored{Name: "model.layers.1.input_layernorm.weight", Shape: []int64{2}}
 	got := c.InFiles(append([]Stored{norm}, tensors...))
-	if len(got) != 2 || got[1].Name != "model.layers.1.self_attn.qkv_proj.weight" || !slices.Equal(got[1].Shape, []int64{int64(next) / 2, 2}) {
+	if len(got) != 2 || got[1].Name != "model.layers.1.self_attn.qkv_proj.weight" ||
+		!slices.Equal(got[1].Shape, []int64{int64(next) / 2, 2}) {
 		t.Fatalf("%+v", got)
 	}
 	x := make([]float32, int64(next)-3)
@@ -67,9 +70,11 @@ func TestFusedRefusals(t *testing.T) {
 		code   status.Code
 		want   string
 	}{
-		{"phi3", Options{Freeze: []string{"*.q_proj.weight"}}, status.InvalidConfig, "are one matrix (self_attn.qkv_proj)"},
+		{"phi3", Options{Freeze: []string{"*.q_proj.weight"}}, status.InvalidConfig,
+			"are one matrix (self_attn.qkv_proj)"},
 		{"phi3", Options{Freeze: []string{"*_proj.weight"}}, status.OK, ""},
-		{"phi3", lora("q_proj"), status.InvalidConfig, `"q_proj" is a part of model.layers.0.self_attn.qkv_proj in the files of this model, for which PEFT has one adapter; name qkv_proj`},
+		{"phi3", lora("q_proj"), status.InvalidConfig,
+			`"q_proj" is a part of model.layers.0.self_attn.qkv_proj in the files of this model, for which PEFT has one adapter; name qkv_proj`},
 		{"phi3", lora("qkv_proj", "mlp.gate_up_proj"), status.OK, ""},
 		{"phi3", lora(AllLinear), status.OK, ""},
 		{"glm4", lora("up_proj"), status.InvalidConfig, "name gate_up_proj"},

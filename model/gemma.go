@@ -32,7 +32,8 @@ func readGemma3(c *Config, r *reader) {
 func readGemma(c *Config, r *reader) {
 	c.ScoreScale = 1 / math.Sqrt(r.positive("query_pre_attn_scalar", 256))
 	if v := r.value("use_bidirectional_attention"); v != nil && v != false {
-		r.fault(status.Unsupported, "use_bidirectional_attention = %v is not built: %s", v, notbuilt.BidirectionalModels.Instead)
+		r.fault(status.Unsupported, "use_bidirectional_attention = %v is not built: %s", v,
+			notbuilt.BidirectionalModels.Instead)
 	}
 }
 
@@ -43,7 +44,8 @@ func (r *reader) softcap(name string, def float64) float64 {
 	}
 	x := r.number(name, def)
 	if !device.IsSoftcap(x) {
-		r.fault(status.InvalidConfig, "%s = %v: give a number from %v to %v, or 0 for no cap", name, x, device.MinSoftcap, device.MaxSoftcap)
+		r.fault(status.InvalidConfig, "%s = %v: give a number from %v to %v, or 0 for no cap", name, x,
+			device.MinSoftcap, device.MaxSoftcap)
 		return 0
 	}
 	return x

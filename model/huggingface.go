@@ -71,7 +71,9 @@ func (l location) read(at int64, dst []float32) error {
 		return read(at, dst)
 	}
 	width := l.entry.Numel() / l.entry.Shape[0]
-	return byRows(at, width, dst, func(row, column int64, dst []float32) error { return read(l.row(row)*width+column, dst) })
+	return byRows(at, width, dst, func(row, column int64, dst []float32) error {
+		return read(l.row(row)*width+column, dst)
+	})
 }
 
 // OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights'
@@ -108,7 +110,8 @@ func OpenWeights(dir string, cfg *Config) (*Folder, error) {
 func (f *Folder) Read(name string, at int64, dst []float32) error {
 	x, ok := f.where[name]
 	if !ok {
-		return status.Errorf(status.InvalidConfig, "%s: tensor %s is missing; restore the folder", f.Dir, input.Short(name))
+		return status.Errorf(status.InvalidConfig, "%s: tensor %s is missing; restore the folder", f.Dir,
+			input.Short(name))
 	}
 	return x.read(at, dst)
 }
@@ -186,7 +189,8 @@ func (f *Folder) openWeights() error {
 				found = fmt.Sprintf(" (%s is there: convert it with transformers' save_pretrained)", e.Name())
 			}
 		}
-		return status.Errorf(status.IO, "%s: neither %s nor %s%s: the weights are missing", f.Dir, weightsFile, indexFile, found)
+		return status.Errorf(status.IO, "%s: neither %s nor %s%s: the weights are missing", f.Dir, weightsFile,
+			indexFile, found)
 	} else if err != nil {
 		return status.Errorf(status.IO, "%s: %w", f.Dir, err)
 	}
@@ -194,11 +198,14 @@ func (f *Folder) openWeights() error {
 		WeightMap map[string]string `json:"weight_map"`
 	}
 	if err := input.JSON(input.TrimBOM(text), &index); err != nil || len(index.WeightMap) == 0 {
-		return status.Errorf(status.InvalidConfig, "%s/%s: no usable weight_map (%v): the file is damaged", f.Dir, indexFile, err)
+		return status.Errorf(status.InvalidConfig, "%s/%s: no usable weight_map (%v): the file is damaged", f.Dir,
+			indexFile, err)
 	}
 	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.WeightMap))) {
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
-			return status.Errorf(status.InvalidConfig, "%s/%s: weight_map names %s; it may name only files in the folder itself", f.Dir, indexFile, input.Quote(name))
+			return status.Errorf(status.InvalidConfig,
+				"%s/%s: weight_map names %s; it may name only files in the folder itself", f.Dir, indexFile,
+				input.Quote(name))
 		}
 		if err := f.openFile(name); err != nil {
 			return err
@@ -214,7 +221,8 @@ func (f *Folder) openWeights() error {
 		}
 		at, ok := f.where[text]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
-			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s is not in %s; the index does not match the files",
+			return status.Errorf(status.InvalidConfig,
+				"%s/%s: tensor %s is not in %s; the index does not match the files",
 				f.Dir, indexFile, input.Short(name), input.Short(file))
 		}
 	}
@@ -237,8 +245,8 @@ func (f *Folder) openFile(name string) error {
 		}
 		for own, at := range parts {
 			if first, twice := f.where[own]; twice {
-				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(at.entry.Name),
-					filepath.Base(first.file.Path), name)
+				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir,
+					input.Short(at.entry.Name), filepath.Base(first.file.Path), name)
 			}
 			at.file = s
 			f.where[own] = at
@@ -273,7 +281,9 @@ func (f *Folder) Check(m *Model) error {
 	faults = append(faults, f.checkBiases(expected)...)
 	for _, name := range slices.Sorted(maps.Keys(f.where)) {
 		if !expected[name] && !m.Config.ignored(name) && !(name == tiedName && m.Config.TieWordEmbeddings) {
-			faults = append(faults, fmt.Sprintf("tensor %v is not a parameter of a %s with this configuration", f.where[name].entry, m.Config.ModelType))
+			faults = append(faults,
+				fmt.Sprintf("tensor %v is not a parameter of a %s with this configuration", f.where[name].entry,
+					m.Config.ModelType))
 		}
 	}
 	return list(status.InvalidConfig, f.Dir+": the weights do not fit config.json", faults)
@@ -294,13 +304,15 @@ func (c *Config) ignored(name string) bool {
 // disagree returns the differences between a parameter and a tensor in a file.
 func (p *Param) disagree(e tensor.Entry) (faults []string) {
 	if !slices.Equal(e.Shape, p.Shape) {
-		faults = append(faults, fmt.Sprintf("tensor %s is %v in the file, config.json says %v (%s): correct one of them",
-			p.Name, e.Shape, p.Shape, strings.Join(p.axes, ", ")))
+		faults = append(faults,
+			fmt.Sprintf("tensor %s is %v in the file, config.json says %v (%s): correct one of them",
+				p.Name, e.Shape, p.Shape, strings.Join(p.axes, ", ")))
 	}
 	switch e.DType {
 	case tensor.F32, tensor.BF16, tensor.F16, tensor.F64:
 	default:
-		faults = append(faults, fmt.Sprintf("tensor %s is %s: F32, BF16 and F16 can be read", p.Name, input.Short(e.TypeName)))
+		faults = append(faults,
+			fmt.Sprintf("tensor %s is %s: F32, BF16 and F16 can be read", p.Name, input.Short(e.TypeName)))
 	}
 	return faults
 }
@@ -357,13 +369,15 @@ func (f *Folder) checkTied(second location, buffer []float32) error {
 	half := len(buffer) / 2
 	for start, n := int64(0), first.entry.Numel(); same && start < n; start += int64(half) {
 		a, b := buffer[:min(int64(half), n-start)], buffer[half:][:min(int64(half), n-start)]
-		if err := errors.Join(first.file.ReadFloat32(first.entry, start, a), second.file.ReadFloat32(second.entry, start, b)); err != nil {
+		if err := errors.Join(first.file.ReadFloat32(first.entry, start, a),
+			second.file.ReadFloat32(second.entry, start, b)); err != nil {
 			return status.Errorf(status.IO, "%s: %w", f.Dir, err)
 		}
 		same = slices.Equal(a, b)
 	}
 	if !same {
-		return status.Errorf(status.InvalidConfig, "%s: %v differs from %v, but tie_word_embeddings is true: set override tie_word_embeddings = false",
+		return status.Errorf(status.InvalidConfig,
+			"%s: %v differs from %v, but tie_word_embeddings is true: set override tie_word_embeddings = false",
 			f.Dir, second.entry, first.entry)
 	}
 	return nil
@@ -373,7 +387,8 @@ func (f *Folder) checkTied(second location, buffer []float32) error {
 func finite(at location, start int64, x []float32) error {
 	for i, v := range x {
 		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
-			return status.Errorf(status.Numeric, "%s: tensor %s has %v at %v: the weights are damaged", at.file.Path, at.entry.Name, v,
+			return status.Errorf(status.Numeric, "%s: tensor %s has %v at %v: the weights are damaged", at.file.Path,
+				at.entry.Name, v,
 				indexOf(start+int64(i), at.entry.Shape))
 		}
 	}

@@ -135,7 +135,8 @@ func TestSaveAndLoad(t *testing.T) {
 						t.Errorf("group %d differs", i)
 					}
 				}
-				if a, b := *r.Config, *s.Config; !reflect.DeepEqual(a.Rope, b.Rope) || a.HeadDim != b.HeadDim || a.TieWordEmbeddings != b.TieWordEmbeddings {
+				if a, b := *r.Config, *s.Config; !reflect.DeepEqual(a.Rope, b.Rope) || a.HeadDim != b.HeadDim ||
+					a.TieWordEmbeddings != b.TieWordEmbeddings {
 					t.Errorf("config %+v became %+v", a, b)
 				}
 			})
@@ -151,9 +152,11 @@ func TestPartsAndTypes(t *testing.T) {
 	cfg := configs(t)["qwen3"]
 	onRank(t, cfg, func(r *rank) {
 		all := items(r.Model, tensor.BF16)
-		dir := writeFolder(t, cfg, map[string][]tensor.Item{"a-00001-of-00002.safetensors": all[:5], "a-00002-of-00002.safetensors": all[5:]})
+		dir := writeFolder(t, cfg,
+			map[string][]tensor.Item{"a-00001-of-00002.safetensors": all[:5], "a-00002-of-00002.safetensors": all[5:]})
 		for _, want := range []tensor.DType{tensor.BF16, tensor.F32, tensor.F16} {
-			override := map[string]any{"dtype": map[tensor.DType]string{tensor.F32: "float32", tensor.F16: "float16"}[want]}
+			override := map[string]any{"dtype": map[tensor.DType]string{tensor.F32: "float32",
+				tensor.F16: "float16"}[want]}
 			if want == tensor.BF16 {
 				override = nil
 			}
@@ -204,25 +207,30 @@ func TestFolderFaults(t *testing.T) {
 		want []string
 	}{
 		"missing": {cfg, swap(func(l []tensor.Item) []tensor.Item { return l[2:] }), status.InvalidConfig,
-			[]string{"model.embed_tokens.weight[23 24] is missing", "model.layers.0.input_layernorm.weight[24] is missing"}},
+			[]string{"model.embed_tokens.weight[23 24] is missing",
+				"model.layers.0.input_layernorm.weight[24] is missing"}},
 		"unexpected": {cfg, swap(func(l []tensor.Item) []tensor.Item { return append(l, extra) }), status.InvalidConfig,
 			[]string{"extra.weight F32[1] is not a parameter of a llama"}},
 		"shape": {cfg, swap(func(l []tensor.Item) []tensor.Item {
 			l[2].Tensor = l[2].Tensor.View(12, 48)
 			return l
-		}), status.InvalidConfig, []string{"q_proj.weight is [12 48] in the file, config.json says [24 24] (num_attention_heads · head_dim, hidden_size)"}},
+		}), status.InvalidConfig,
+			[]string{
+				"q_proj.weight is [12 48] in the file, config.json says [24 24] (num_attention_heads · head_dim, hidden_size)"}},
 		"integers": {cfg, swap(func(l []tensor.Item) []tensor.Item {
 			l[1].Tensor = tensor.OfInt32(make([]int32, 24), 24)
 			return l
 		}), status.InvalidConfig, []string{"input_layernorm.weight is I32"}},
-		"nan":      {cfg, value(float32(math.NaN())), status.Numeric, []string{"model.layers.1.self_attn.q_proj.weight has NaN at [1 5]"}},
+		"nan": {cfg, value(float32(math.NaN())), status.Numeric,
+			[]string{"model.layers.1.self_attn.q_proj.weight has NaN at [1 5]"}},
 		"infinity": {cfg, value(float32(math.Inf(-1))), status.Numeric, []string{"-Inf at [1 5]"}},
 		"no head": {cfg, swap(func(l []tensor.Item) []tensor.Item { return l[:len(l)-1] }), status.InvalidConfig,
 			[]string{"lm_head.weight[23 24] is missing: set override tie_word_embeddings = true"}},
 		"tied, differing": {tied, swap(func(l []tensor.Item) []tensor.Item {
 			return append(l, tensor.Item{Name: tiedName, Tensor: tensor.OfFloat32(make([]float32, 23*24), 23, 24)})
 		}), status.InvalidConfig, []string{"lm_head.weight F32[23, 24] differs", "tie_word_embeddings = false"}},
-		"empty folder": {cfg, func(t *testing.T, _ *Model) string { return t.TempDir() }, status.IO, []string{"no config.json here"}},
+		"empty folder": {cfg, func(t *testing.T, _ *Model) string { return t.TempDir() }, status.IO,
+			[]string{"no config.json here"}},
 		"no weights": {cfg, func(t *testing.T, m *Model) string {
 			dir := writeFolder(t, m.Config, nil)
 			os.Remove(filepath.Join(dir, indexFile))
@@ -231,7 +239,8 @@ func TestFolderFaults(t *testing.T) {
 		}, status.IO, []string{"weights are missing", "pytorch_model.bin is there: convert it"}},
 		"no part": {cfg, func(t *testing.T, m *Model) string {
 			all := items(m, tensor.F32)
-			dir := writeFolder(t, m.Config, map[string][]tensor.Item{"a.safetensors": all[:4], "b.safetensors": all[4:]})
+			dir := writeFolder(t, m.Config,
+				map[string][]tensor.Item{"a.safetensors": all[:4], "b.safetensors": all[4:]})
 			os.Remove(filepath.Join(dir, "b.safetensors"))
 			return dir
 		}, status.IO, []string{"b.safetensors: no such file"}},
@@ -274,7 +283,8 @@ func TestFolderTolerates(t *testing.T) {
 	onRank(t, cfg, func(r *rank) {
 		list := items(r.Model, tensor.F32)
 		list = append(list, tensor.Item{Name: tiedName, Tensor: list[0].Tensor},
-			tensor.Item{Name: "model.layers.0.self_attn.rotary_emb.inv_freq", Tensor: tensor.OfFloat32([]float32{1}, 1)})
+			tensor.Item{Name: "model.layers.0.self_attn.rotary_emb.inv_freq",
+				Tensor: tensor.OfFloat32([]float32{1}, 1)})
 		if err := load(t, writeFolder(t, cfg, map[string][]tensor.Item{weightsFile: list}), nil, nil); err != nil {
 			t.Error(err)
 		}
@@ -287,7 +297,8 @@ func TestFolderWithTiedHead(t *testing.T) {
 	onRank(t, cfg, func(r *rank) {
 		list := items(r.Model, tensor.F32)
 		list[0].Name = tiedName
-		for _, files := range []map[string][]tensor.Item{{weightsFile: list}, {"a.safetensors": list[:2], "b.safetensors": list[2:]}} {
+		for _, files := range []map[string][]tensor.Item{{weightsFile: list},
+			{"a.safetensors": list[:2], "b.safetensors": list[2:]}} {
 			err := load(t, writeFolder(t, cfg, files), nil, func(other *rank) {
 				if got := other.Groups()[0].Params[0]; !slices.Equal(got.Value.Float32s(), list[0].Tensor.Float32s()) {
 					t.Errorf("%s differs", got.Name)
@@ -308,8 +319,10 @@ func TestFolderWithVision(t *testing.T) {
 		names, dropped []string // prefixes: the name here, the name in the folder; of further tensors
 	}{
 		{"qwen3_5", "qwen3_5", []string{"model.", "model.language_model."}, []string{"model.visual.", "mtp."}},
-		{"gemma3", "gemma3", []string{"model.", "model.language_model."}, []string{"model.vision_tower.", "model.multi_modal_projector."}},
-		{"gemma3", "gemma3", []string{"model.", "language_model.model."}, []string{"vision_tower.", "multi_modal_projector."}},
+		{"gemma3", "gemma3", []string{"model.", "model.language_model."},
+			[]string{"model.vision_tower.", "model.multi_modal_projector."}},
+		{"gemma3", "gemma3", []string{"model.", "language_model.model."},
+			[]string{"vision_tower.", "multi_modal_projector."}},
 	} {
 		t.Run(x.outer+" "+x.names[1], func(t *testing.T) {
 			cfg := configs(t)[x.config]
@@ -321,10 +334,14 @@ func TestFolderWithVision(t *testing.T) {
 					}
 				}
 				for _, prefix := range x.dropped {
-					list = append(list, tensor.Item{Name: prefix + "odd.weight", Tensor: tensor.OfFloat32([]float32{1}, 1)})
+					list = append(list,
+						tensor.Item{Name: prefix + "odd.weight", Tensor: tensor.OfFloat32([]float32{1}, 1)})
 				}
-				dir := writeFolder(t, cfg, map[string][]tensor.Item{"a.safetensors": list[:5], "b.safetensors": list[5:]})
-				text := must1(json.Marshal(map[string]any{"model_type": x.outer, "vision_config": map[string]any{"depth": 1}, "text_config": cfg.fields()}))
+				dir := writeFolder(t, cfg,
+					map[string][]tensor.Item{"a.safetensors": list[:5], "b.safetensors": list[5:]})
+				text := must1(
+					json.Marshal(map[string]any{"model_type": x.outer, "vision_config": map[string]any{"depth": 1},
+						"text_config": cfg.fields()}))
 				must(os.WriteFile(filepath.Join(dir, configFile), text, 0o600))
 				f := must1(OpenFolder(dir, nil))
 				var dropped []string
@@ -333,13 +350,16 @@ func TestFolderWithVision(t *testing.T) {
 						t.Errorf("dropped %+v", d)
 					}
 				}
-				if f.Close(); !slices.Equal(slices.Sorted(slices.Values(dropped)), slices.Sorted(slices.Values(x.dropped))) {
+				if f.Close(); !slices.Equal(slices.Sorted(slices.Values(dropped)),
+					slices.Sorted(slices.Values(x.dropped))) {
 					t.Errorf("dropped %v, want %v", dropped, x.dropped)
 				}
 				loadedAsText(t, r, dir)
 				// In other models such names are not known.
-				must(os.WriteFile(filepath.Join(dir, configFile), must1(json.Marshal(configs(t)["qwen3"].fields())), 0o600))
-				if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "model.layers.0.input_layernorm.weight[24] is missing") {
+				must(os.WriteFile(filepath.Join(dir, configFile), must1(json.Marshal(configs(t)["qwen3"].fields())),
+					0o600))
+				if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig ||
+					!strings.Contains(err.Error(), "model.layers.0.input_layernorm.weight[24] is missing") {
 					t.Errorf("qwen3: %v", err)
 				}
 			})
@@ -353,7 +373,8 @@ func loadedAsText(t *testing.T, r *rank, dir string) {
 	same := func(got *rank) {
 		for i, g := range got.Groups() {
 			for j, p := range g.Params {
-				if want := r.Groups()[i].Params[j]; p.Name != want.Name || !slices.Equal(p.Value.View(p.Numel()).Float32s(), want.Value.View(p.Numel()).Float32s()) {
+				if want := r.Groups()[i].Params[j]; p.Name != want.Name ||
+					!slices.Equal(p.Value.View(p.Numel()).Float32s(), want.Value.View(p.Numel()).Float32s()) {
 					t.Errorf("%s differs from %s", p.Name, want.Name)
 				}
 			}
@@ -377,13 +398,17 @@ func must1[T any](x T, err error) T {
 func TestSaveKeepsOtherFiles(t *testing.T) {
 	onRank(t, configs(t)["llama"], func(r *rank) {
 		dir := t.TempDir()
-		own := []string{"corpus.bin", "corpus.idx", "eval.safetensors", "model_eval.safetensors", "notes.safetensors.md", "runs.bin/a", "model.safetensors.d/a"}
-		stale := []string{"model-00001-of-00002.safetensors", "model.safetensors-00001-of-00002.safetensors", "model.fp16.safetensors", "model.safetensors.index.json",
-			"model.safetensors.index.fp16.json", "consolidated.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json",
+		own := []string{"corpus.bin", "corpus.idx", "eval.safetensors", "model_eval.safetensors",
+			"notes.safetensors.md", "runs.bin/a", "model.safetensors.d/a"}
+		stale := []string{"model-00001-of-00002.safetensors", "model.safetensors-00001-of-00002.safetensors",
+			"model.fp16.safetensors", "model.safetensors.index.json",
+			"model.safetensors.index.fp16.json", "consolidated.safetensors", "pytorch_model.bin",
+			"pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json",
 			"adapter_model.bin", "adapter_model.safetensors", "adapter_config.json", "tokenizer.json"}
 		for _, name := range slices.Concat(own, stale) {
 			path := filepath.Join(dir, name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(name), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777),
+				os.WriteFile(path, []byte(name), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -412,16 +437,19 @@ func TestSaveFaults(t *testing.T) {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "file")
 		os.WriteFile(file, nil, 0o600)
-		if err := r.Save(filepath.Join(file, "model"), "", r.whole); status.Of(err) != status.IO || !strings.Contains(err.Error(), "choose an output folder") {
+		if err := r.Save(filepath.Join(file, "model"), "", r.whole); status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "choose an output folder") {
 			t.Error(err)
 		}
-		if err := r.Save(file, "", r.whole); status.Of(err) != status.IO || !strings.Contains(err.Error(), "is a file") {
+		if err := r.Save(file, "", r.whole); status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "is a file") {
 			t.Error(err)
 		}
 		p := r.Groups()[0].Params[0]
 		p.stored = tensor.F16
 		p.Value.Float32s()[3] = 1e6
-		if err := r.Save(filepath.Join(dir, "model"), "", r.whole); err == nil || !strings.Contains(err.Error(), "1e+06 at [0 3] is too large for F16") {
+		if err := r.Save(filepath.Join(dir, "model"), "", r.whole); err == nil ||
+			!strings.Contains(err.Error(), "1e+06 at [0 3] is too large for F16") {
 			t.Error(err)
 		}
 		if left, _ := os.ReadDir(dir); len(left) != 1 {

@@ -52,11 +52,13 @@ func readHybrid(c *Config, r *reader) {
 	c.LinearValueHeadDim = r.extent("linear_value_head_dim", 128, 1<<16)
 	c.LinearConvKernelDim = r.extent("linear_conv_kernel_dim", 4, 1<<10)
 	if c.LinearNumValueHeads%c.LinearNumKeyHeads != 0 {
-		r.fault(status.InvalidConfig, "linear_num_value_heads = %d is not a multiple of linear_num_key_heads = %d: correct one of them",
+		r.fault(status.InvalidConfig,
+			"linear_num_value_heads = %d is not a multiple of linear_num_key_heads = %d: correct one of them",
 			c.LinearNumValueHeads, c.LinearNumKeyHeads)
 	}
 	if !r.flag("attn_output_gate", true) {
-		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: %s", c.ModelType, notbuilt.OutputGates.Instead)
+		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: %s", c.ModelType,
+			notbuilt.OutputGates.Instead)
 	}
 }
 

@@ -48,9 +48,12 @@ func TestInspect(t *testing.T) {
 				t.Errorf("loss %v with Inspect, %v without", got, want)
 			}
 			place := -1
-			for _, at := range []string{"embed: output", "layer 0: residual after mlp", "layer 1: residual after mlp", "head: norm's output",
-				"head: loss of each token", "layer 1: gradient of " + r.blocks[1].mlp.Params()[r.firstReady()].Name, "layer 1: gradient before mlp",
-				"layer 0: gradient of " + r.blocks[0].mlp.Params()[0].Name, "embed: gradient of model.embed_tokens.weight"} {
+			for _, at := range []string{"embed: output", "layer 0: residual after mlp", "layer 1: residual after mlp",
+				"head: norm's output",
+				"head: loss of each token", "layer 1: gradient of " + r.blocks[1].mlp.Params()[r.firstReady()].Name,
+				"layer 1: gradient before mlp",
+				"layer 0: gradient of " + r.blocks[0].mlp.Params()[0].Name,
+				"embed: gradient of model.embed_tokens.weight"} {
 				i := slices.Index(seen, at)
 				if i <= place {
 					t.Errorf("%q is inspected at position %d, after %d: %q", at, i, place, seen)

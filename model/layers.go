@@ -11,11 +11,13 @@ func (m *Model) allocateStores(p *pass) {
 		return
 	}
 	if p.offloadsLayers() {
-		p.layers.allocate(p, int64(len(m.blocks)), m.activations.segment() == 1, func(i int64) int64 { return p.measure(m.blocks[i]) })
+		p.layers.allocate(p, int64(len(m.blocks)), m.activations.segment() == 1,
+			func(i int64) int64 { return p.measure(m.blocks[i]) })
 	}
 	if p.offloadsInputs() {
 		hidden := m.Config.HiddenSize
-		p.inputs.allocate(p, m.segments(), true, func(int64) int64 { return device.Padded(p.dev, p.tokens*hidden*p.compute.Size()) })
+		p.inputs.allocate(p, m.segments(), true,
+			func(int64) int64 { return device.Padded(p.dev, p.tokens*hidden*p.compute.Size()) })
 	}
 }
 

@@ -69,7 +69,8 @@ func (l *linear) slice(i, j int) (some linear, lo, hi int64) {
 // run returns the projections [i, j) that are one matrix, with their columns [lo, hi) of y: as many
 // from i on as are all trained, or all frozen, and whose biases are as well.
 func (l *linear) run(i int) (some linear, j int, lo, hi int64) {
-	for j = i + 1; j < len(l.w) && l.w[j].Frozen == l.w[i].Frozen && (len(l.b) == 0 || l.b[j].Frozen == l.b[i].Frozen); j++ {
+	for j = i + 1; j < len(l.w) && l.w[j].Frozen == l.w[i].Frozen &&
+		(len(l.b) == 0 || l.b[j].Frozen == l.b[i].Frozen); j++ {
 	}
 	some, lo, hi = l.slice(i, j)
 	return some, j, lo, hi

@@ -26,7 +26,8 @@ type linearMixer struct {
 }
 
 func newLinearAttention(cfg *Config, layer int64) *linearMixer {
-	m := &linearMixer{hk: cfg.LinearNumKeyHeads, hv: cfg.LinearNumValueHeads, dk: cfg.LinearKeyHeadDim, dv: cfg.LinearValueHeadDim, channels: cfg.convChannels(), eps: cfg.RMSNormEps}
+	m := &linearMixer{hk: cfg.LinearNumKeyHeads, hv: cfg.LinearNumValueHeads, dk: cfg.LinearKeyHeadDim,
+		dv: cfg.LinearValueHeadDim, channels: cfg.convChannels(), eps: cfg.RMSNormEps}
 	const heads, values = "linear_num_value_heads", "linear_num_value_heads · linear_value_head_dim"
 	const channels = "2 linear_num_key_heads · linear_key_head_dim + " + values
 	param := func(suffix string, start fill, axes []string, shape ...int64) *Param {
@@ -35,14 +36,17 @@ func newLinearAttention(cfg *Config, layer int64) *linearMixer {
 	matrix := func(suffix, lines string, n int64) *Param {
 		return param(suffix, normal, []string{lines, "hidden_size"}, n, cfg.HiddenSize)
 	}
-	m.in = newLinear([]*Param{matrix("in_proj_qkv.weight", channels, m.channels), matrix("in_proj_b.weight", heads, m.hv),
-		matrix("in_proj_a.weight", heads, m.hv), matrix("in_proj_z.weight", values, m.hv*m.dv)}, nil)
+	m.in = newLinear([]*Param{matrix("in_proj_qkv.weight", channels, m.channels),
+		matrix("in_proj_b.weight", heads, m.hv), matrix("in_proj_a.weight", heads, m.hv),
+		matrix("in_proj_z.weight", values, m.hv*m.dv)}, nil)
 	m.gate = newLinear(m.in.w[3:], nil)
-	m.conv = param("conv1d.weight", normal, []string{channels, "1", "linear_conv_kernel_dim"}, m.channels, 1, cfg.LinearConvKernelDim)
+	m.conv = param("conv1d.weight", normal, []string{channels, "1", "linear_conv_kernel_dim"}, m.channels, 1,
+		cfg.LinearConvKernelDim)
 	m.aLog, m.dtBias = param("A_log", decays, []string{heads}, m.hv), param("dt_bias", ones, []string{heads}, m.hv)
 	// this weight is stored as it is, not as its distance from 1
 	m.weight = param("norm.weight", ones, []string{"linear_value_head_dim"}, m.dv)
-	m.out = newLinear([]*Param{param("out_proj.weight", normal, []string{"hidden_size", values}, cfg.HiddenSize, m.hv*m.dv)}, nil)
+	m.out = newLinear([]*Param{param("out_proj.weight", normal, []string{"hidden_size", values}, cfg.HiddenSize,
+		m.hv*m.dv)}, nil)
 	return m
 }
 
@@ -157,8 +161,8 @@ func (m *linearMixer) Backward(p *pass, x, dy tensor.Tensor) {
 	m.setWeights()
 	conv, aLog, dtBias := p.gradOf(m.conv), p.gradOf(m.aLog), p.gradOf(m.dtBias)
 	if !p.skip() {
-		m.grads = gdn.LayerGrads{DOut: withBatch(m.heads(d)), DQKV: withBatch(dqkv), DB: withBatch(db), DA: withBatch(da),
-			DConv: m.matrix(conv), DALog: aLog, DDtBias: dtBias}
+		m.grads = gdn.LayerGrads{DOut: withBatch(m.heads(d)), DQKV: withBatch(dqkv), DB: withBatch(db),
+			DA: withBatch(da), DConv: m.matrix(conv), DALog: aLog, DDtBias: dtBias}
 		p.err = p.plans.linear.LayerBackward(p.ctx.Stream, p.batch.SP, &m.args, &m.grads)
 	}
 	p.gradReady(m.conv, m.aLog, m.dtBias)

@@ -87,7 +87,8 @@ func (m *Model) addAdapters(l *LoRA) error {
 				if w.matrix && adapts(t, path) {
 					target, used[i] = true, true
 				} else if w.matrix && adapts(t, module(w.Name)) {
-					return status.Errorf(status.InvalidConfig, "lora.targets: %q is a part of %s in the files of this model, for which PEFT has one adapter; name %s",
+					return status.Errorf(status.InvalidConfig,
+						"lora.targets: %q is a part of %s in the files of this model, for which PEFT has one adapter; name %s",
 						t, input.Short(path), path[strings.LastIndex(path, ".")+1:])
 				}
 			}
@@ -114,7 +115,8 @@ func (m *Model) addAdapters(l *LoRA) error {
 	if i < 0 {
 		return nil
 	}
-	return status.Errorf(status.InvalidConfig, "lora.targets: %s; name matrices of the layers, such as q_proj, or %q", m.unadapted(l.Targets[i]), AllLinear)
+	return status.Errorf(status.InvalidConfig, "lora.targets: %s; name matrices of the layers, such as q_proj, or %q",
+		m.unadapted(l.Targets[i]), AllLinear)
 }
 
 // unadapted says why a target matches no matrix of the layers.
@@ -142,7 +144,8 @@ func (x *adapter) drop(p *pass, y, in tensor.Tensor, add bool) {
 	if p.skip() {
 		return
 	}
-	p.dropout = device.Dropout{X: in, Y: y, Tokens: p.batch.Numbers.Slice(0, p.first, p.first+in.Shape[0]), P: x.dropout, Add: add,
+	p.dropout = device.Dropout{X: in, Y: y, Tokens: p.batch.Numbers.Slice(0, p.first, p.first+in.Shape[0]),
+		P: x.dropout, Add: add,
 		Seed: int64(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed)) + uint64(x.number)))}
 	p.err = p.dev.Dropout(p.ctx.Stream, &p.dropout)
 }

@@ -33,7 +33,8 @@ type head struct {
 }
 
 func newHead(cfg *Config, norm, matrix *Param) *head {
-	h := &head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps, scale: cmp.Or(cfg.LogitsScale, 1), cap: cfg.LogitSoftcap}
+	h := &head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps,
+		scale: cmp.Or(cfg.LogitsScale, 1), cap: cfg.LogitSoftcap}
 	h.compute = tile.Compute{In: make([]tile.Operand, 2), Out: make([]tile.Operand, 2), Body: h}
 	return h
 }

@@ -99,7 +99,8 @@ type layerWork struct {
 // of them, and allocates as much for the others.
 func (m *Model) runLayer(p *pass, layer int64, h half, y, x tensor.Tensor) {
 	b := m.blocks[layer]
-	run := [...]func(*block, *pass, tensor.Tensor, tensor.Tensor){(*block).forward, (*block).forwardAgain, (*block).backward}[h]
+	run := [...]func(*block, *pass, tensor.Tensor, tensor.Tensor){(*block).forward, (*block).forwardAgain,
+		(*block).backward}[h]
 	if !p.dry {
 		run(b, p, y, x)
 		return
@@ -146,6 +147,7 @@ func (m *Model) alike(i, j int) bool {
 	inLayer := func(layer int) string { return fmt.Sprintf("model.layers.%d.", layer) }
 	before, of := inLayer(i), inLayer(j)
 	return slices.EqualFunc(m.groups[1+i].Params, m.groups[1+j].Params, func(x, y *Param) bool {
-		return strings.TrimPrefix(x.Name, before) == strings.TrimPrefix(y.Name, of) && slices.Equal(x.Shape, y.Shape) && x.Frozen == y.Frozen && (x.adapter == nil) == (y.adapter == nil)
+		return strings.TrimPrefix(x.Name, before) == strings.TrimPrefix(y.Name, of) && slices.Equal(x.Shape, y.Shape) &&
+			x.Frozen == y.Frozen && (x.adapter == nil) == (y.adapter == nil)
 	})
 }

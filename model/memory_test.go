@@ -20,7 +20,8 @@ func TestMemoryOfAlikeLayers(t *testing.T) {
 		each = append(each, i)
 	}
 	for name, cfg := range configs(t) {
-		for _, o := range []Options{{}, {Freeze: []string{"model.layers.1.*", "*layers.4.*layernorm*"}}, {LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{AllLinear}}}} {
+		for _, o := range []Options{{}, {Freeze: []string{"model.layers.1.*", "*layers.4.*layernorm*"}},
+			{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{AllLinear}}}} {
 			m, err := New(dev, comm.Local(1)[0], deeper(cfg, layers), o)
 			if err != nil {
 				t.Fatalf("%s %+v: %v", name, o, err)

@@ -15,7 +15,8 @@ import (
 // W + scale·B·A, in F32, rounded once to the type of W. c is the configuration of the model. read
 // reads elements of an adapter's tensor, without the prefix of PEFT; shape returns its shape, nil
 // if there is no such tensor.
-func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64, read func(name string, at int64, dst []float32) error) ([]Stored, error) {
+func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64,
+	read func(name string, at int64, dst []float32) error) ([]Stored, error) {
 	all := slices.Clone(base)
 	merged := 0
 	for i := range all {
@@ -29,8 +30,11 @@ func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64, 
 		if rows > 0 {
 			whole[0] = rows
 		}
-		if len(whole) != 2 || !slices.Equal(a, []int64{l.Rank, whole[1]}) || !slices.Equal(b, []int64{whole[0], l.Rank}) {
-			return nil, status.Errorf(status.InvalidConfig, "export: the adapter of %s has A %v and B %v with r = %d, the matrix is %v; the adapters are of another model", input.Short(name), a, b, l.Rank, whole)
+		if len(whole) != 2 || !slices.Equal(a, []int64{l.Rank, whole[1]}) ||
+			!slices.Equal(b, []int64{whole[0], l.Rank}) {
+			return nil, status.Errorf(status.InvalidConfig,
+				"export: the adapter of %s has A %v and B %v with r = %d, the matrix is %v; the adapters are of another model",
+				input.Short(name), a, b, l.Rank, whole)
 		}
 		merged++
 		plain, x := w.Read, &delta{scale: float32(l.Scale()), rank: l.Rank, in: w.Shape[1]}
@@ -53,7 +57,8 @@ func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64, 
 		}
 	}
 	if merged == 0 {
-		return nil, status.Errorf(status.InvalidConfig, "export: no adapter is of a matrix of the base model; name the folder of the adapters' own base model")
+		return nil, status.Errorf(status.InvalidConfig,
+			"export: no adapter is of a matrix of the base model; name the folder of the adapters' own base model")
 	}
 	return all, nil
 }
@@ -92,7 +97,10 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		if base.Config.ignored(name) {
 			continue
 		}
-		tensors = append(tensors, Stored{Name: name, DType: x.entry.DType, Shape: x.entry.Shape, Read: func(at int64, dst []float32) error { return base.Read(name, at, dst) }})
+		tensors = append(tensors,
+			Stored{Name: name, DType: x.entry.DType, Shape: x.entry.Shape, Read: func(at int64, dst []float32) error {
+				return base.Read(name, at, dst)
+			}})
 	}
 	shape := func(name string) []int64 {
 		e, _ := f.file.Entry(adapterPrefix + name)
@@ -115,7 +123,9 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 	}
 	for _, e := range f.file.Entries() {
 		if !known[e.Name] {
-			return status.Errorf(status.InvalidConfig, "export: tensor %v of %s is not an adapter of a matrix of %s; name the adapters' own base model", e, f.Dir, base.Dir)
+			return status.Errorf(status.InvalidConfig,
+				"export: tensor %v of %s is not an adapter of a matrix of %s; name the adapters' own base model", e,
+				f.Dir, base.Dir)
 		}
 	}
 	tensors = base.Config.InFiles(tensors)

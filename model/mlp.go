@@ -25,7 +25,8 @@ func newMLP(cfg *Config, layer int64) *mlp {
 		return newParam(name(suffix), cfg.DType, normal, wide, cfg.IntermediateSize, cfg.HiddenSize)
 	}
 	up := []*Param{matrix("gate_proj.weight"), matrix("up_proj.weight")}
-	down := []*Param{newParam(name("down_proj.weight"), cfg.DType, normal, []string{wide[1], wide[0]}, cfg.HiddenSize, cfg.IntermediateSize)}
+	down := []*Param{newParam(name("down_proj.weight"), cfg.DType, normal, []string{wide[1], wide[0]}, cfg.HiddenSize,
+		cfg.IntermediateSize)}
 	var upBias, downBias []*Param
 	if cfg.MLPBias {
 		upBias = []*Param{
@@ -34,7 +35,8 @@ func newMLP(cfg *Config, layer int64) *mlp {
 		}
 		downBias = []*Param{newParam(name("down_proj.bias"), cfg.DType, zeros, wide[1:], cfg.HiddenSize)}
 	}
-	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), form: cfg.family.activation.form(), width: cfg.IntermediateSize}
+	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), form: cfg.family.activation.form(),
+		width: cfg.IntermediateSize}
 	m.tiles = newMLPTiles(m)
 	return m
 }

@@ -80,8 +80,8 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if o.Compute == tensor.Invalid {
 		o.Compute = tensor.F32
 	}
-	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1), most: make([]int64, 1),
-		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
+	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
+		most: make([]int64, 1), scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
 	m.bias.make(cfg, o.MoveBiases)
 	m.SetSequences(1)
 	if err := m.plans.make(d, c, cfg, o); err != nil {
@@ -394,17 +394,20 @@ func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 	tokens := b.SP.Rows()
 	for i, t := range [...]*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
 		if t.DType != tensor.I32 || t.NDim != 1 || t.Shape[0] != tokens || !t.Contiguous() {
-			return bad("%s is %v; it must be I32[%d], one for each token of this rank", [...]string{"ids", "targets", "positions"}[i], *t, tokens)
+			return bad("%s is %v; it must be I32[%d], one for each token of this rank",
+				[...]string{"ids", "targets", "positions"}[i], *t, tokens)
 		}
 	}
 	place := m.dev.Info().Place
 	for i, t := range [...]*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
 		if t.Where != place && tokens > 0 {
-			return bad("%s are on another device than the weights; copy them to the device of the weights", [...]string{"ids", "targets", "positions"}[i])
+			return bad("%s are on another device than the weights; copy them to the device of the weights",
+				[...]string{"ids", "targets", "positions"}[i])
 		}
 	}
 	if m.Config.Switches() && b.Length < 1 {
-		return bad("the length is %d; RoPE chooses its frequencies by the longest document of the batch, so set Length", b.Length)
+		return bad("the length is %d; RoPE chooses its frequencies by the longest document of the batch, so set Length",
+			b.Length)
 	}
 	if backward && m.CountsExperts() {
 		if err := m.checkSequences(op, b, tokens); err != nil {

@@ -75,11 +75,13 @@ func TestGradients(t *testing.T) {
 // Loss and gradients do not depend on the number of ranks, also with fewer tokens than ranks.
 func TestRanks(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
-		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 1, 13, 4), documents(cfg.VocabSize, 3), documents(cfg.VocabSize, 32)} {
+		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 1, 13, 4), documents(cfg.VocabSize, 3),
+			documents(cfg.VocabSize, 32)} {
 			one := train(t, 1, cfg, s, nil)
 			for _, n := range mpitest.Sizes() {
 				o := train(t, n, cfg, s, nil)
-				if !(math.Abs(o.Sum-one.Sum) <= 1e-6*math.Abs(one.Sum)) || o.Tokens != one.Tokens || !(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
+				if !(math.Abs(o.Sum-one.Sum) <= 1e-6*math.Abs(one.Sum)) || o.Tokens != one.Tokens ||
+					!(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
 					t.Errorf("%d ranks, %d tokens: %v, one rank has %v", n, len(s.ids), o.Loss, one.Loss)
 				}
 				for name, g := range o.grads {
@@ -100,7 +102,8 @@ func TestDocumentsAreAlone(t *testing.T) {
 		sum, tokens, balance, grads := 0.0, int64(0), 0.0, map[string][]float64{}
 		for d, lo := range s.cu[:3] {
 			hi := s.cu[d+1]
-			o := train(t, 1, cfg, &sequence{s.ids[lo:hi], s.targets[lo:hi], s.positions[lo:hi], []int64{0, hi - lo}, s.length()}, nil)
+			o := train(t, 1, cfg,
+				&sequence{s.ids[lo:hi], s.targets[lo:hi], s.positions[lo:hi], []int64{0, hi - lo}, s.length()}, nil)
 			sum, tokens, balance = sum+o.Sum, tokens+o.Tokens, balance+o.Balance
 			for name, g := range o.grads {
 				if grads[name] == nil {
@@ -109,7 +112,8 @@ func TestDocumentsAreAlone(t *testing.T) {
 				add(grads[name], g)
 			}
 		}
-		if !(math.Abs(all.Sum-sum) <= 1e-6*sum) || all.Tokens != tokens || !(math.Abs(all.Balance-balance) <= 1e-6*balance) {
+		if !(math.Abs(all.Sum-sum) <= 1e-6*sum) || all.Tokens != tokens ||
+			!(math.Abs(all.Balance-balance) <= 1e-6*balance) {
 			t.Errorf("%v, documents alone have %v of %d", all.Loss, sum, tokens)
 		}
 		for name, g := range all.grads {
@@ -220,7 +224,8 @@ func TestMemory(t *testing.T) {
 						}
 					}
 					if r.c.Arena.Peak() != r.c.Arena.Bytes() || r.c.Arena.Mark() != 0 {
-						return fmt.Errorf("backward %v: peak %d, planned %d, still in use %d", backward, r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
+						return fmt.Errorf("backward %v: peak %d, planned %d, still in use %d", backward,
+							r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
 					}
 					if n == 1 {
 						if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 && !need.Instrumented {
@@ -352,7 +357,8 @@ func TestInit(t *testing.T) {
 		}
 	}
 	q := a["model.layers.0.self_attn.q_proj.weight"]
-	if slices.Equal(q, other["model.layers.0.self_attn.q_proj.weight"]) || slices.Equal(q, a["model.layers.1.self_attn.q_proj.weight"]) {
+	if slices.Equal(q, other["model.layers.0.self_attn.q_proj.weight"]) ||
+		slices.Equal(q, a["model.layers.1.self_attn.q_proj.weight"]) {
 		t.Error("seed or name does not matter")
 	}
 	if a["model.norm.weight"][3] != 1 || a["model.layers.0.self_attn.q_proj.bias"][3] != 0 {
@@ -372,7 +378,8 @@ func TestInit(t *testing.T) {
 // A hybrid model is initialized as in transformers: A_log as ln of uniform(0.01, 16), dt_bias as 1,
 // weights of norms, stored as their distance from 1, as 0.
 func TestInitHybrid(t *testing.T) {
-	cfg, err := configs(t)["qwen3_5"].Override(map[string]any{"linear_num_value_heads": 2000, "linear_value_head_dim": 1})
+	cfg, err := configs(t)["qwen3_5"].Override(map[string]any{"linear_num_value_heads": 2000,
+		"linear_value_head_dim": 1})
 	must(err)
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, cfg, 1, false)
@@ -387,7 +394,8 @@ func TestInitHybrid(t *testing.T) {
 						a := math.Exp(float64(v))
 						sum, least, most = sum+a, min(least, a), max(most, a)
 					}
-					if mean := sum / float64(len(x)); !(math.Abs(mean-8) <= 0.5) || least < 0.0099 || least > 0.2 || most > 16.001 || most < 15.8 {
+					if mean := sum / float64(len(x)); !(math.Abs(mean-8) <= 0.5) || least < 0.0099 || least > 0.2 ||
+						most > 16.001 || most < 15.8 {
 						t.Errorf("%s: exp has mean %g, from %g to %g", p.Name, mean, least, most)
 					}
 				case strings.HasSuffix(p.Name, "dt_bias") || strings.HasSuffix(p.Name, "linear_attn.norm.weight"):
@@ -399,7 +407,8 @@ func TestInitHybrid(t *testing.T) {
 						t.Errorf("%s does not start at 0", p.Name)
 					}
 				case strings.HasSuffix(p.Name, "conv1d.weight"):
-					if d := norm2(ref.Convert[float64](x)) / math.Sqrt(float64(len(x))); !(math.Abs(d-cfg.InitializerRange) <= 0.02) {
+					d := norm2(ref.Convert[float64](x)) / math.Sqrt(float64(len(x)))
+					if !(math.Abs(d-cfg.InitializerRange) <= 0.02) {
 						t.Errorf("%s: deviation %g", p.Name, d)
 					}
 				}
@@ -422,7 +431,8 @@ func TestPassRefusals(t *testing.T) {
 		}
 		small, err := device.NewArena(r.dev, "activations", r.c.Arena.Bytes()-64)
 		must(err)
-		if _, err := r.ForwardBackward(&Ctx{Stream: r.c.Stream, Arena: small}, shard(c, s)); status.Of(err) != status.OutOfMemory {
+		if _, err := r.ForwardBackward(&Ctx{Stream: r.c.Stream, Arena: small},
+			shard(c, s)); status.Of(err) != status.OutOfMemory {
 			t.Errorf("a small arena: %v", err)
 		}
 		r.Groups()[1].Bind(tensor.OfFloat32(r.values[1], int64(len(r.values[1]))), tensor.Tensor{}, tensor.Tensor{})

@@ -44,7 +44,8 @@ func readPhi3(_ *Config, r *reader) {
 			case "yarn":
 				table[field] = "longrope"
 			default:
-				r.fault(status.Unsupported, "%s.%s = %v is not built for phi3: %s", name, field, kind, notbuilt.PhiRoPE.Instead)
+				r.fault(status.Unsupported, "%s.%s = %v is not built for phi3: %s", name, field, kind,
+					notbuilt.PhiRoPE.Instead)
 			}
 		}
 	}
@@ -67,10 +68,13 @@ func readSmolLM3(c *Config, r *reader) {
 	interval := r.extent("no_rope_layer_interval", 4, maxLayers)
 	list, given := r.value("no_rope_layers").([]any)
 	if !given && r.has("no_rope_layers") {
-		r.fault(status.InvalidConfig, "no_rope_layers = %v: give a list with 1 for each layer with RoPE, and 0 for the others", r.raw["no_rope_layers"])
+		r.fault(status.InvalidConfig,
+			"no_rope_layers = %v: give a list with 1 for each layer with RoPE, and 0 for the others",
+			r.raw["no_rope_layers"])
 	}
 	if given && int64(len(list)) != c.NumHiddenLayers {
-		r.fault(status.InvalidConfig, "no_rope_layers has %d entries, num_hidden_layers is %d: make them agree", len(list), c.NumHiddenLayers)
+		r.fault(status.InvalidConfig, "no_rope_layers has %d entries, num_hidden_layers is %d: make them agree",
+			len(list), c.NumHiddenLayers)
 		return
 	}
 	c.NoRope = make([]bool, c.NumHiddenLayers)

@@ -70,20 +70,28 @@ func (f *Folder) locatePacked() error {
 	for _, name := range slices.Sorted(maps.Keys(f.packed)) { // the same error on all ranks
 		x := f.packed[name]
 		if x.blocks == nil || x.scales == nil {
-			return status.Errorf(status.InvalidConfig, "%s: %s has blocks without scales, or scales without blocks; restore the folder", f.Dir, input.Short(name))
+			return status.Errorf(status.InvalidConfig,
+				"%s: %s has blocks without scales, or scales without blocks; restore the folder", f.Dir,
+				input.Short(name))
 		}
 		layer, _, _ := c.ossEntry(name)
 		shape := c.ossShape(x.kind) // [in, out]
 		want := []int64{c.Experts.Count, shape[1], shape[0] / mxBlock}
-		if shape[0]%mxBlock > 0 || !slices.Equal(x.scales.Shape, want) || !slices.Equal(x.blocks.Shape, append(slices.Clone(want), mxBlock/2)) || x.blocks.DType != tensor.U8 || x.scales.DType != tensor.U8 {
-			return status.Errorf(status.InvalidConfig, "%s: tensors %v and %v: config.json says U8%v and U8%v; correct one of them", f.Dir, x.blocks, x.scales, append(slices.Clone(want), mxBlock/2), want)
+		if shape[0]%mxBlock > 0 || !slices.Equal(x.scales.Shape, want) ||
+			!slices.Equal(x.blocks.Shape, append(slices.Clone(want), mxBlock/2)) || x.blocks.DType != tensor.U8 ||
+			x.scales.DType != tensor.U8 {
+			return status.Errorf(status.InvalidConfig,
+				"%s: tensors %v and %v: config.json says U8%v and U8%v; correct one of them", f.Dir, x.blocks, x.scales,
+				append(slices.Clone(want), mxBlock/2), want)
 		}
 		for i := range c.Experts.Count {
 			own := ossName(layer, i, x.kind)
 			if _, twice := f.where[own]; twice {
-				return status.Errorf(status.InvalidConfig, "%s: %s is there twice, in MXFP4 and in another type; remove one", f.Dir, input.Short(name))
+				return status.Errorf(status.InvalidConfig,
+					"%s: %s is there twice, in MXFP4 and in another type; remove one", f.Dir, input.Short(name))
 			}
-			f.where[own] = location{file: x.blocksIn, entry: tensor.Entry{Name: own, TypeName: "MXFP4", DType: tensor.BF16, Shape: shape},
+			f.where[own] = location{file: x.blocksIn,
+				entry:  tensor.Entry{Name: own, TypeName: "MXFP4", DType: tensor.BF16, Shape: shape},
 				decode: func() ([]float32, error) { return f.unpack(own, x, i) }}
 		}
 	}

@@ -18,16 +18,19 @@ import (
 // Matrices in MXFP4 are read as the numbers that they are, and written as BF16 with the names of
 // transformers. The first bytes have the values that transformers 5.23 computes from them.
 func TestMXFP4(t *testing.T) {
-	cfg, err := configs(t)["gpt_oss_moe"].Override(map[string]any{"hidden_size": int64(64), "intermediate_size": int64(32), "num_local_experts": int64(3), "num_hidden_layers": int64(2)})
+	cfg, err := configs(t)["gpt_oss_moe"].Override(map[string]any{"hidden_size": int64(64),
+		"intermediate_size": int64(32), "num_local_experts": int64(3), "num_hidden_layers": int64(2)})
 	must(err)
 	text, err := cfg.JSON()
 	must(err)
-	quantized := with(t, string(text), `"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, "torch_dtype": "bfloat16"`)
+	quantized := with(t, string(text),
+		`"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, "torch_dtype": "bfloat16"`)
 	cfg, err = ParseConfig(quantized)
 	must(err)
 	const e, in, f, block = 3, 64, 32, 32
 	random := rand.New(rand.NewPCG(5, 6))
-	write := func(t *testing.T, change func(items []tensor.Item) []tensor.Item) (dir string, matrices map[string][]byte) {
+	write := func(t *testing.T, change func(items []tensor.Item) []tensor.Item) (dir string,
+		matrices map[string][]byte) {
 		dir, matrices = t.TempDir(), map[string][]byte{}
 		must(os.WriteFile(filepath.Join(dir, configFile), quantized, 0o600))
 		ranks(t, 1, func(c comm.Comm) error {
@@ -38,7 +41,8 @@ func TestMXFP4(t *testing.T) {
 			for _, g := range r.Groups() {
 				for _, p := range g.Params {
 					if !p.expert {
-						items = append(items, tensor.Item{Name: p.Name, Tensor: tensor.OfFloat32(w[p.Name], p.Shape...)})
+						items = append(items,
+							tensor.Item{Name: p.Name, Tensor: tensor.OfFloat32(w[p.Name], p.Shape...)})
 					}
 				}
 			}
@@ -55,9 +59,13 @@ func TestMXFP4(t *testing.T) {
 					copy(bytes, []byte{0x21, 0xf7, 0x9b})
 					scales[0] = 127
 					matrices[name+mxBlocks], matrices[name+mxScales] = bytes, scales
-					items = append(items, tensor.Item{Name: name + mxBlocks, Tensor: bytesTensor(bytes, e, shape[1], shape[0]/block, block/2)},
-						tensor.Item{Name: name + mxScales, Tensor: bytesTensor(scales, e, shape[1], shape[0]/block)},
-						tensor.Item{Name: name + ossBias, Tensor: tensor.OfFloat32(make([]float32, e*shape[1]), e, shape[1])})
+					items = append(items,
+						tensor.Item{Name: name + mxBlocks,
+							Tensor: bytesTensor(bytes, e, shape[1], shape[0]/block, block/2)},
+						tensor.Item{Name: name + mxScales,
+							Tensor: bytesTensor(scales, e, shape[1], shape[0]/block)},
+						tensor.Item{Name: name + ossBias,
+							Tensor: tensor.OfFloat32(make([]float32, e*shape[1]), e, shape[1])})
 				}
 			}
 			return tensor.WriteSafetensors(filepath.Join(dir, weightsFile), nil, change(items))
@@ -87,7 +95,8 @@ func TestMXFP4(t *testing.T) {
 					}
 					at := (expert*columns+column)*rows + row // [expert, out, in]
 					half := matrices[name+mxBlocks][at/2] >> (4 * (at % 2)) & 15
-					want := float64([]float32{0, .5, 1, 1.5, 2, 3, 4, 6}[half&7]) * math.Ldexp(1, int(matrices[name+mxScales][at/block])-127)
+					want := float64([]float32{0, .5, 1, 1.5, 2, 3, 4, 6}[half&7]) * math.Ldexp(1,
+						int(matrices[name+mxScales][at/block])-127)
 					if half > 7 {
 						want = -want
 					}
@@ -122,7 +131,8 @@ func TestMXFP4(t *testing.T) {
 			t.Errorf("%s changes when it is saved", name)
 		}
 	}
-	if written, err := os.ReadFile(filepath.Join(out, configFile)); err != nil || strings.Contains(string(written), "quantization_config") {
+	if written, err := os.ReadFile(filepath.Join(out, configFile)); err != nil ||
+		strings.Contains(string(written), "quantization_config") {
 		t.Errorf("%s, %v", written, err)
 	}
 
@@ -131,7 +141,9 @@ func TestMXFP4(t *testing.T) {
 		want   string
 	}{
 		"no scales": {func(items []tensor.Item) []tensor.Item {
-			return slices.DeleteFunc(items, func(x tensor.Item) bool { return strings.HasSuffix(x.Name, "1"+ossExperts+ossDown+mxScales) })
+			return slices.DeleteFunc(items, func(x tensor.Item) bool {
+				return strings.HasSuffix(x.Name, "1"+ossExperts+ossDown+mxScales)
+			})
 		}, "has blocks without scales"},
 		"another shape": {func(items []tensor.Item) []tensor.Item {
 			for i, x := range items {
@@ -161,11 +173,13 @@ func TestMXFP4(t *testing.T) {
 			})
 			f.Close()
 		}
-		if code := status.Of(err); code != status.InvalidConfig && code != status.Numeric || !strings.Contains(err.Error(), change.want) {
+		if code := status.Of(err); code != status.InvalidConfig && code != status.Numeric ||
+			!strings.Contains(err.Error(), change.want) {
 			t.Errorf("%s: %v, want %q", what, err, change.want)
 		}
 	}
-	if _, err := ParseConfig(with(t, string(text), `"quantization_config": {"quant_method": "bitsandbytes"}`)); status.Of(err) != status.Unsupported {
+	if _, err := ParseConfig(with(t, string(text),
+		`"quantization_config": {"quant_method": "bitsandbytes"}`)); status.Of(err) != status.Unsupported {
 		t.Errorf("another quantization: %v", err)
 	}
 }

@@ -11,7 +11,8 @@ import (
 
 // small returns the fields of a small model of a family, with further fields.
 func small(modelType string, more map[string]any) map[string]any {
-	fields := map[string]any{"model_type": modelType, "vocab_size": int64(8), "hidden_size": int64(32), "intermediate_size": int64(8), "num_hidden_layers": int64(4),
+	fields := map[string]any{"model_type": modelType, "vocab_size": int64(8), "hidden_size": int64(32),
+		"intermediate_size": int64(8), "num_hidden_layers": int64(4),
 		"num_attention_heads": int64(4), "num_key_value_heads": int64(2), "head_dim": int64(8)}
 	if f := families[modelType].experts; f != nil {
 		fields[f.number], fields["num_experts_per_tok"], fields[f.size] = int64(4), int64(2), int64(8)
@@ -38,14 +39,16 @@ func TestOwnFieldsWithoutEffect(t *testing.T) {
 		{"gemma2", "max_window_layers", int64(2), "max_window_layers = 2 has no effect in gemma2; remove it"},
 		{"qwen3_moe", "max_window_layers", int64(2), "max_window_layers = 2 has no effect"},
 		{"qwen2", "max_window_layers", int64(2), ""},
-		{"qwen2", "use_sliding_window", true, "use_sliding_window = true: no layer has a window; set use_sliding_window = true and sliding_window, and name"},
+		{"qwen2", "use_sliding_window", true,
+			"use_sliding_window = true: no layer has a window; set use_sliding_window = true and sliding_window, and name"},
 		{"smollm3", "use_sliding_window", true, "use_sliding_window = true: no layer has a window"},
 		{"qwen3_moe", "use_sliding_window", true, ""},
 		{"gemma3_text", "attn_logit_softcapping", 20.0, "attn_logit_softcapping = 20 has no effect in gemma3_text"},
 		{"gemma2", "attn_logit_softcapping", 20.0, ""},
 		{"phi3", "embd_pdrop", 0.1, "embd_pdrop = 0.1 has no effect in phi3"},
 		{"phi3", "embd_pdrop", 0.0, ""},
-		{"mixtral", "router_aux_loss_coef", 0.1, "router_aux_loss_coef = 0.1 has no effect; set output_router_logits = true"},
+		{"mixtral", "router_aux_loss_coef", 0.1,
+			"router_aux_loss_coef = 0.1 has no effect; set output_router_logits = true"},
 		{"mixtral", "router_aux_loss_coef", 0.0, ""},
 	} {
 		own := map[string]any{c.name: c.value}
@@ -56,7 +59,9 @@ func TestOwnFieldsWithoutEffect(t *testing.T) {
 		}
 		_, overridden := base.Override(own)
 		for where, err := range map[string]error{"model.new": fresh, "model.override": overridden} {
-			if c.want == "" && err != nil || c.want != "" && (status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), where) || !strings.Contains(err.Error(), c.want)) {
+			if c.want == "" && err != nil || c.want != "" &&
+				(status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), where) ||
+					!strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%s, %s = %v: %v, want %q", c.model, c.name, c.value, err, c.want)
 			}
 		}
@@ -65,7 +70,8 @@ func TestOwnFieldsWithoutEffect(t *testing.T) {
 		}
 	}
 	_, err := ConfigFromMap(small("gpt_oss", map[string]any{"num_local_experts": int64(0)}))
-	if want := "num_experts_per_tok = 2 has no effect in gpt_oss; remove it, or set num_local_experts above 0"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "num_experts_per_tok = 2 has no effect in gpt_oss; remove it, or set num_local_experts above 0"; err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("without experts: %v, want %q", err, want)
 	}
 	base, err := ConfigFromMap(small("mixtral", map[string]any{"output_router_logits": true}))
@@ -88,7 +94,8 @@ func TestDerivedLists(t *testing.T) {
 	if err != nil || c.LinearLayers() != 2 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	smol, err := ConfigFromMap(small("smollm3", map[string]any{"no_rope_layers": []any{int64(1), int64(1), int64(1), int64(1)}}))
+	smol, err := ConfigFromMap(small("smollm3",
+		map[string]any{"no_rope_layers": []any{int64(1), int64(1), int64(1), int64(1)}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +120,8 @@ func TestAlias(t *testing.T) {
 func TestNoWindows(t *testing.T) {
 	for _, modelType := range []string{"ministral", "gemma2", "gemma3_text", "olmo3", "gpt_oss"} {
 		full := []any{"full_attention", "full_attention", "full_attention", "full_attention"}
-		kept, err := read("config.json", small(modelType, map[string]any{"sliding_window": int64(50), "layer_types": full}), false)
+		kept, err := read("config.json",
+			small(modelType, map[string]any{"sliding_window": int64(50), "layer_types": full}), false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +138,8 @@ func TestNoWindows(t *testing.T) {
 		for c, want := range map[*Config]int64{kept: 50, removed: families[modelType].window} {
 			text, _ := c.JSON()
 			again := parse(t, string(text))
-			if n, _ := asInt(again.raw["sliding_window"]); c.SlidingWindow != 0 || again.SlidingWindow != 0 || n != want || again.LayerTypes != nil {
+			if n, _ := asInt(again.raw["sliding_window"]); c.SlidingWindow != 0 || again.SlidingWindow != 0 ||
+				n != want || again.LayerTypes != nil {
 				t.Errorf("%s, %d: %s", modelType, want, text)
 			}
 		}

@@ -247,7 +247,8 @@ func (m *Model) upload(s device.Stream, p *Param, buffer []float32, read func(at
 			return err
 		}
 		n := int64(len(dst))
-		if err := device.CopyAnywhere(m.dev, s, owned.Full().Slice(0, at-owned.Lo, at-owned.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
+		if err := device.CopyAnywhere(m.dev, s, owned.Full().Slice(0, at-owned.Lo, at-owned.Lo+n),
+			tensor.OfFloat32(dst, n)); err != nil {
 			return err
 		}
 		if err := s.Sync(); err != nil { // the buffer is used again

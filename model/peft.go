@@ -54,12 +54,14 @@ func (f *AdapterFolder) Close() { f.file.Close() }
 
 // Files returns the files of the folder, so that ranks can compare their copies.
 func (f *AdapterFolder) Files() []comm.File {
-	return []comm.File{{Name: AdapterConfigFile, Path: filepath.Join(f.Dir, AdapterConfigFile)}, comm.SafetensorsFile(adapterFile, f.file)}
+	return []comm.File{{Name: AdapterConfigFile, Path: filepath.Join(f.Dir, AdapterConfigFile)},
+		comm.SafetensorsFile(adapterFile, f.file)}
 }
 
 // idleKeys are keys of adapter_config.json that change nothing, or that tensors and other keys
 // repeat.
-var idleKeys = []string{"peft_version", "revision", "task_type", "inference_mode", "auto_mapping", "lora_dropout", "megatron_core", "qalora_group_size",
+var idleKeys = []string{"peft_version", "revision", "task_type", "inference_mode", "auto_mapping", "lora_dropout",
+	"megatron_core", "qalora_group_size",
 	"base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "target_modules"}
 
 // readAdapterConfig reads adapter_config.json.
@@ -103,7 +105,8 @@ func readAdapterConfig(dir string) (l LoRA, base string, err error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(raw)) {
 		if !slices.Contains(idleKeys, key) && !isUnset(key, raw[key]) {
-			return l, "", status.Errorf(status.Unsupported, "%s: %s = %v: %s", path, input.Short(key), raw[key], notbuilt.Adapters.Text("save adapters without it"))
+			return l, "", status.Errorf(status.Unsupported, "%s: %s = %v: %s", path, input.Short(key), raw[key],
+				notbuilt.Adapters.Text("save adapters without it"))
 		}
 	}
 	base, _ = raw["base_model_name_or_path"].(string)
@@ -156,10 +159,14 @@ func (m *Model) adapterConfig(base string) ([]byte, error) {
 		targets = slices.Compact(targets)
 	}
 	text, err := json.MarshalIndent(map[string]any{
-		"alpha_pattern": map[string]any{}, "auto_mapping": nil, "base_model_name_or_path": base, "bias": "none", "exclude_modules": nil, "fan_in_fan_out": false,
-		"inference_mode": true, "init_lora_weights": true, "layer_replication": nil, "layers_pattern": nil, "layers_to_transform": nil, "lora_alpha": l.Alpha,
-		"lora_bias": false, "lora_dropout": l.Dropout, "modules_to_save": nil, "peft_type": "LORA", "r": l.Rank, "rank_pattern": map[string]any{}, "revision": nil,
-		"target_modules": targets, "target_parameters": nil, "task_type": "CAUSAL_LM", "use_dora": false, "use_rslora": l.RSLoRA,
+		"alpha_pattern": map[string]any{}, "auto_mapping": nil, "base_model_name_or_path": base, "bias": "none",
+		"exclude_modules": nil, "fan_in_fan_out": false,
+		"inference_mode": true, "init_lora_weights": true, "layer_replication": nil, "layers_pattern": nil,
+		"layers_to_transform": nil, "lora_alpha": l.Alpha,
+		"lora_bias": false, "lora_dropout": l.Dropout, "modules_to_save": nil, "peft_type": "LORA", "r": l.Rank,
+		"rank_pattern": map[string]any{}, "revision": nil,
+		"target_modules": targets, "target_parameters": nil, "task_type": "CAUSAL_LM", "use_dora": false,
+		"use_rslora": l.RSLoRA,
 	}, "", "  ")
 	return append(text, '\n'), err
 }
@@ -204,7 +211,9 @@ func (c *Config) WriteAdapters(dir, rest string, listed []string, tensors []Stor
 	for i := range tensors {
 		tensors[i].Name = adapterPrefix + tensors[i].Name
 	}
-	names := slices.DeleteFunc(append([]string{AdapterConfigFile}, companions...), func(name string) bool { return !slices.Contains(listed, name) })
+	names := slices.DeleteFunc(append([]string{AdapterConfigFile}, companions...), func(name string) bool {
+		return !slices.Contains(listed, name)
+	})
 	return writeWeights(dir, adapterFile, func(dir string) error { return copyFiles(dir, rest, names) }, tensors)
 }
 
@@ -235,7 +244,9 @@ func notOfALayer(path string) string { return input.Short(path) + " is not a mat
 func (f *AdapterFolder) checkLayers(what string, known map[string]bool) error {
 	for _, e := range f.file.Entries() {
 		if path := outsideLayers(e.Name); path != "" && !known[e.Name] {
-			return status.Errorf(status.InvalidConfig, "%s: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", what, f.Dir, e, notOfALayer(path))
+			return status.Errorf(status.InvalidConfig,
+				"%s: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", what, f.Dir,
+				e, notOfALayer(path))
 		}
 	}
 	return nil
@@ -275,8 +286,10 @@ func (m *Model) LoadAdapters(f *AdapterFolder) error {
 		}
 	}
 	if len(faults) == 0 && f.LoRA.Scale() != m.lora.Scale() {
-		faults = append(faults, fmt.Sprintf("the scale of the adapters is %v (lora_alpha %v, r %d, use_rslora %v), that of [lora] is %v: set lora.alpha and lora.rslora alike",
-			f.LoRA.Scale(), f.LoRA.Alpha, f.LoRA.Rank, f.LoRA.RSLoRA, m.lora.Scale()))
+		faults = append(faults,
+			fmt.Sprintf(
+				"the scale of the adapters is %v (lora_alpha %v, r %d, use_rslora %v), that of [lora] is %v: set lora.alpha and lora.rslora alike",
+				f.LoRA.Scale(), f.LoRA.Alpha, f.LoRA.Rank, f.LoRA.RSLoRA, m.lora.Scale()))
 	}
 	if err := list(status.InvalidConfig, "lora.init: "+f.Dir, faults); err != nil {
 		return err

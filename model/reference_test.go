@@ -82,11 +82,13 @@ func (r *reference) frequencies(s *sequence, rope *Rope) []float64 {
 func normsOf(modelType string) [4]string {
 	switch {
 	case strings.HasPrefix(modelType, "gemma"):
-		return [4]string{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+		return [4]string{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+			"post_feedforward_layernorm"}
 	case strings.HasPrefix(modelType, "olmo"):
 		return [4]string{1: "post_attention_layernorm", 3: "post_feedforward_layernorm"}
 	case modelType == "glm4":
-		return [4]string{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"}
+		return [4]string{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+			"post_mlp_layernorm"}
 	}
 	return [4]string{0: "input_layernorm", 2: "post_attention_layernorm"}
 }
@@ -126,7 +128,8 @@ func (r *reference) loss(s *sequence) float64 {
 		if c.Sparse(i) {
 			y = r.experts(s, n, name(c.family.experts.block))
 		} else {
-			y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
+			y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")),
+				r.linear(n, c.HiddenSize, name("mlp.up_proj")))
 			y = r.linear(y, c.IntermediateSize, name("mlp.down_proj"))
 		}
 		y = norm(y, 3)
@@ -162,13 +165,15 @@ func (r *reference) experts(s *sequence, x []float64, name string) (all []float6
 				hidden := r.inputsFirst(in, expert+ossGateUp)
 				out = r.inputsFirst(ref.ClampedGate(hidden[:e.Size], hidden[e.Size:]), expert+ossDown)
 			} else {
-				out = r.linear(ref.SwiGLU(r.linear(in, h, expert+names.gate), r.linear(in, h, expert+names.up)), e.Size, expert+names.down)
+				out = r.linear(ref.SwiGLU(r.linear(in, h, expert+names.gate), r.linear(in, h, expert+names.up)), e.Size,
+					expert+names.down)
 			}
 			scale(out, chosen.Weights[chosen.Rows[j]])
 			add(y, out)
 		}
 		if e.Shared > 0 {
-			out := r.linear(ref.SwiGLU(r.linear(in, h, name+".shared_expert.gate_proj"), r.linear(in, h, name+".shared_expert.up_proj")), e.Shared, name+".shared_expert.down_proj")
+			out := r.linear(ref.SwiGLU(r.linear(in, h, name+".shared_expert.gate_proj"),
+				r.linear(in, h, name+".shared_expert.up_proj")), e.Shared, name+".shared_expert.down_proj")
 			scale(out, 1/(1+math.Exp(-r.linear(in, h, name+".shared_expert_gate")[0])))
 			add(y, out)
 		}
@@ -194,7 +199,8 @@ func (r *reference) experts(s *sequence, x []float64, name string) (all []float6
 			}
 			if n > 0 {
 				targets := float64(n)
-				r.balance += targets * float64(e.Count) * (count / targets) * (sum / targets) / float64(r.cfg.SparseLayers())
+				r.balance += targets * float64(e.Count) * (count / targets) * (sum / targets) / float64(
+					r.cfg.SparseLayers())
 			}
 		}
 	}
@@ -218,15 +224,17 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask, 
 		rope = c.LocalRope
 	}
 	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(s, rope), rope.Scale)
-	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
-		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim)), Softcap: c.ScoreSoftcap, Sinks: r.w[name+".sinks"]}
+	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu,
+		CuK: s.cu, Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim)), Softcap: c.ScoreSoftcap,
+		Sinks: r.w[name+".sinks"]}
 	if c.ScoreScale > 0 {
 		shape.Scale = c.ScoreScale
 	}
 	if window != nil {
 		shape.Window = &ref.Window{Left: window.Left, Right: window.Right}
 	}
-	q, k, v := r.linear(x, c.HiddenSize, name+".q_proj"), r.linear(x, c.HiddenSize, name+".k_proj"), r.linear(x, c.HiddenSize, name+".v_proj")
+	q, k, v := r.linear(x, c.HiddenSize, name+".q_proj"), r.linear(x, c.HiddenSize, name+".k_proj"),
+		r.linear(x, c.HiddenSize, name+".v_proj")
 	var gate []float64
 	if c.OutputGate() { // [q|gate] in each head
 		q, gate = columns(q, 2*c.HeadDim, 0, c.HeadDim), columns(q, 2*c.HeadDim, c.HeadDim, 2*c.HeadDim)
@@ -252,13 +260,16 @@ func (r *reference) linearAttention(s *sequence, x []float64, name string) []flo
 	c := r.cfg
 	keys, values := c.LinearNumKeyHeads*c.LinearKeyHeadDim, c.LinearNumValueHeads*c.LinearValueHeadDim
 	all := 2*keys + values
-	mixed := ref.Conv1dForward(&ref.Conv1d{C: all, Width: c.LinearConvKernelDim, Cu: s.cu}, r.linear(x, c.HiddenSize, name+".in_proj_qkv"),
-		r.w[name+".conv1d.weight"], nil)
-	g, beta := ref.DeltaGates(r.linear(x, c.HiddenSize, name+".in_proj_a"), r.linear(x, c.HiddenSize, name+".in_proj_b"), r.w[name+".A_log"], r.w[name+".dt_bias"])
-	shape := &ref.GatedDelta{Hk: c.LinearNumKeyHeads, Hv: c.LinearNumValueHeads, Dk: c.LinearKeyHeadDim, Dv: c.LinearValueHeadDim, Cu: s.cu,
-		L2Norm: true, Scale: 1 / math.Sqrt(float64(c.LinearKeyHeadDim))}
-	out, _ := ref.GatedDeltaForward(shape, columns(mixed, all, 0, keys), columns(mixed, all, keys, 2*keys), columns(mixed, all, 2*keys, all), g, beta, nil)
-	y, _ := ref.GatedRMSNorm(c.LinearValueHeadDim, out, r.linear(x, c.HiddenSize, name+".in_proj_z"), r.w[name+".norm.weight"], c.RMSNormEps)
+	mixed := ref.Conv1dForward(&ref.Conv1d{C: all, Width: c.LinearConvKernelDim, Cu: s.cu},
+		r.linear(x, c.HiddenSize, name+".in_proj_qkv"), r.w[name+".conv1d.weight"], nil)
+	g, beta := ref.DeltaGates(r.linear(x, c.HiddenSize, name+".in_proj_a"),
+		r.linear(x, c.HiddenSize, name+".in_proj_b"), r.w[name+".A_log"], r.w[name+".dt_bias"])
+	shape := &ref.GatedDelta{Hk: c.LinearNumKeyHeads, Hv: c.LinearNumValueHeads, Dk: c.LinearKeyHeadDim,
+		Dv: c.LinearValueHeadDim, Cu: s.cu, L2Norm: true, Scale: 1 / math.Sqrt(float64(c.LinearKeyHeadDim))}
+	out, _ := ref.GatedDeltaForward(shape, columns(mixed, all, 0, keys), columns(mixed, all, keys, 2*keys),
+		columns(mixed, all, 2*keys, all), g, beta, nil)
+	y, _ := ref.GatedRMSNorm(c.LinearValueHeadDim, out, r.linear(x, c.HiddenSize, name+".in_proj_z"),
+		r.w[name+".norm.weight"], c.RMSNormEps)
 	return r.linear(y, values, name+".out_proj")
 }
 

@@ -130,7 +130,8 @@ func (r *Rope) yarn(f []float32, dim int64, power func(k int) float32) {
 func (r *Rope) llama3(f float32) float32 {
 	length := float32(r.OriginalMaxPositionEmbeddings)
 	wave := 1 / f * float32(2*math.Pi)
-	low, high := float32(r.OriginalMaxPositionEmbeddings/r.LowFreqFactor), float32(r.OriginalMaxPositionEmbeddings/r.HighFreqFactor)
+	low, high := float32(r.OriginalMaxPositionEmbeddings/r.LowFreqFactor),
+		float32(r.OriginalMaxPositionEmbeddings/r.HighFreqFactor)
 	switch {
 	case wave > low:
 		return f / float32(r.Factor)

@@ -97,7 +97,8 @@ func (r *Rope) oldFields(f, table map[string]any) {
 }
 
 // ropeNames are the fields of a config.json with RoPE's parameters.
-var ropeNames = []string{"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_scaling", "rope_parameters"}
+var ropeNames = []string{"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_scaling",
+	"rope_parameters"}
 
 // overrideRope replaces RoPE's fields of a config.json. The file may have a parameter in several
 // places; the result has it in one.

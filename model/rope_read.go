@@ -30,7 +30,8 @@ func (c *Config) readRope(r *reader) {
 		c.LocalRope = &rope
 		c.rotated(r, &rope, localShare)
 	} else if t != nil && (t.raw[fullAttention] != nil || t.raw[slidingAttention] != nil) {
-		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name, c.ModelType, notbuilt.LayerRoPE.Instead)
+		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name,
+			c.ModelType, notbuilt.LayerRoPE.Instead)
 		return
 	}
 	c.Rope, share = c.readRopeTable(r, name, t, theta, share)
@@ -56,11 +57,13 @@ func (c *Config) rotated(r *reader, rope *Rope, share float64) int64 {
 	switch {
 	case c.family.rotaryShare == 0:
 		if share != 1 {
-			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType, notbuilt.PartialRotary.Instead)
+			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType,
+				notbuilt.PartialRotary.Instead)
 		}
 	case c.HeadDim%2 != 0: // readHeads has reported it
 	case !(share > 0 && share <= 1) || dim < 2 || dim%2 != 0:
-		r.fault(status.InvalidConfig, "partial_rotary_factor = %v of head_dim = %d is %d features; set it so that an even number of at least 2 features is rotated",
+		r.fault(status.InvalidConfig,
+			"partial_rotary_factor = %v of head_dim = %d is %d features; set it so that an even number of at least 2 features is rotated",
 			share, c.HeadDim, dim)
 	}
 	return dim
@@ -74,7 +77,8 @@ func localTables(r *reader) (name string, full, local *reader) {
 	if both := r.table("rope_parameters"); both != nil {
 		full, local = both.table(fullAttention), both.table(slidingAttention)
 		if both.raw["rope_type"] != nil || both.raw["rope_theta"] != nil {
-			both.fault(status.InvalidConfig, "rope_type and rope_theta belong into the tables %s and %s", fullAttention, slidingAttention)
+			both.fault(status.InvalidConfig, "rope_type and rope_theta belong into the tables %s and %s", fullAttention,
+				slidingAttention)
 		} else if r.strict {
 			both.unknown()
 		}
@@ -141,8 +145,10 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 			inTable := n
 			n = r.extent(originalLength, c.MaxPositionEmbeddings, maxPositions)
 			if t.has(originalLength) && inTable != n {
-				c.warnings = append(c.warnings, fmt.Sprintf("%s: %s.%s = %d has no effect, because the length outside of the table is %d, as in transformers; set %s to one of them in both places",
-					r.where, name, originalLength, inTable, n, originalLength))
+				c.warnings = append(c.warnings,
+					fmt.Sprintf(
+						"%s: %s.%s = %d has no effect, because the length outside of the table is %d, as in transformers; set %s to one of them in both places",
+						r.where, name, originalLength, inTable, n, originalLength))
 			}
 		}
 		rope.OriginalMaxPositionEmbeddings = float64(n)
@@ -168,7 +174,8 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 		rope.HighFreqFactor = t.required("high_freq_factor")
 		original()
 		if t.has("low_freq_factor") && t.has("high_freq_factor") && rope.HighFreqFactor <= rope.LowFreqFactor {
-			t.fault(status.InvalidConfig, "high_freq_factor = %v must be above low_freq_factor = %v", rope.HighFreqFactor, rope.LowFreqFactor)
+			t.fault(status.InvalidConfig, "high_freq_factor = %v must be above low_freq_factor = %v",
+				rope.HighFreqFactor, rope.LowFreqFactor)
 		}
 	case "proportional":
 		rope.Factor = t.positive("factor", 1)
@@ -179,7 +186,8 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 	if r.strict {
 		for _, field := range scalingFields {
 			if t.raw[field] != nil && !t.seen[field] {
-				t.fault(status.InvalidConfig, "%s has no effect with rope_type = %q; remove it or set rope_type", field, rope.Type)
+				t.fault(status.InvalidConfig, "%s has no effect with rope_type = %q; remove it or set rope_type", field,
+					rope.Type)
 				t.unknowns, t.seen[field] = append(t.unknowns, t.faults[len(t.faults)-1]), true
 			}
 		}
@@ -189,7 +197,8 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 }
 
 // scalingFields are the fields of RoPE's table that not all types have.
-var scalingFields = []string{"factor", originalLength, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+var scalingFields = []string{"factor", originalLength, "attention_factor", "beta_fast", "beta_slow", "mscale",
+	"mscale_all_dim",
 	"truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"}
 
 func (c *Config) readYarn(t *reader, rope *Rope) {
@@ -271,11 +280,14 @@ func (c *Config) checkRope(r *reader, name string, rope *Rope) {
 	switch rope.Type {
 	case "dynamic":
 		if c.RotaryDim <= 2 {
-			r.fault(status.InvalidConfig, "%s.rope_type = %q needs more than 2 rotated features of a head, not %d; increase head_dim", name, rope.Type, c.RotaryDim)
+			r.fault(status.InvalidConfig,
+				"%s.rope_type = %q needs more than 2 rotated features of a head, not %d; increase head_dim", name,
+				rope.Type, c.RotaryDim)
 		}
 	case "yarn":
 		if rope.Theta == 1 {
-			r.fault(status.InvalidConfig, "%s.rope_theta = 1: with it, all frequencies are equal; give another number", name)
+			r.fault(status.InvalidConfig, "%s.rope_theta = 1: with it, all frequencies are equal; give another number",
+				name)
 		}
 	case "longrope":
 		for _, x := range []struct {
@@ -283,7 +295,8 @@ func (c *Config) checkRope(r *reader, name string, rope *Rope) {
 			n    int
 		}{{"short_factor", len(rope.ShortFactor)}, {"long_factor", len(rope.LongFactor)}} {
 			if x.n > 0 && x.n != pairs {
-				r.fault(status.InvalidConfig, "%s.%s has %d numbers for %d pairs of features; give one for each pair", name, x.list, x.n, pairs)
+				r.fault(status.InvalidConfig, "%s.%s has %d numbers for %d pairs of features; give one for each pair",
+					name, x.list, x.n, pairs)
 			}
 		}
 	}

@@ -52,7 +52,8 @@ func TestRopeGoldens(t *testing.T) {
 				near.Value(t, fmt.Sprintf("case %d, length %d, pair %d", i, c.Length, k), got[k], want, 1.01*ulp*want)
 			}
 			for k, want := range c.Window {
-				near.Value(t, fmt.Sprintf("case %d, windows, pair %d", i, k), config.LocalRope.Frequencies(config.RotaryDim, c.Length)[k], want, 1.01*ulp*want)
+				near.Value(t, fmt.Sprintf("case %d, windows, pair %d", i, k),
+					config.LocalRope.Frequencies(config.RotaryDim, c.Length)[k], want, 1.01*ulp*want)
 			}
 			scale := config.Rope.Scale
 			if scale == 0 {
@@ -73,17 +74,21 @@ func TestRopeValues(t *testing.T) {
 		want   []float64
 		scale  float64
 	}{
-		{`"rope_scaling": {"type": "linear", "factor": 4}`, 0, 0, []float64{.25, .07905694, .025, .007905695, .0025, .0007905695, .00025, 7.905695e-5}, 0},
+		{`"rope_scaling": {"type": "linear", "factor": 4}`, 0, 0,
+			[]float64{.25, .07905694, .025, .007905695, .0025, .0007905695, .00025, 7.905695e-5}, 0},
 		{`"max_position_embeddings": 2048, "rope_scaling": {"type": "dynamic", "factor": 4}`, 4096, 0,
 			[]float64{1, .2512738, .06313851, .01586505, .00398647, .001001695, .0002516998, 6.324555e-5}, 0},
 		{`"max_position_embeddings": 2048, "rope_scaling": {"type": "dynamic", "factor": 4}`, 8192, 1,
 			[]float64{.2192125, .0480541, .01053406, .002309197, .0005062047, .0001109664, 2.432521e-5}, 0},
 		{`"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}`, 0, 0,
 			[]float64{1, .3162278, .1, .02569351, .00625, .001383497, .00025, 7.905695e-5}, 1.138629436},
-		{`"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048, "truncate": false}`, 0, 3,
+		{`"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048, "truncate": false}`,
+			0, 3,
 			[]float64{.0238702, .005056972, .0008112905}, 1.138629436},
-		{`"rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 1}`, 0, 0, []float64{1}, .9210423553},
-		{`"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}`, 0, 0,
+		{`"rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 1}`,
+			0, 0, []float64{1}, .9210423553},
+		{`"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}`,
+			0, 0,
 			[]float64{1, .1939228, .03760603, .007292665, .000524846, 3.428102e-5, 6.64787e-6, 1.289173e-6}, 0},
 		{`"head_dim": 64, "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "truncate": false}`,
 			0, 8, []float64{.05081327, .0317057}, 1.34657359},
@@ -103,21 +108,25 @@ func TestRopeValues(t *testing.T) {
 func TestTruncateOfAKindOfLayer(t *testing.T) {
 	table := `{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 200, "rope_theta": 100%s}`
 	read := func(source, truncate string) *Config {
-		return parse(t, string(with(t, source, fmt.Sprintf(`"rope_parameters": {"full_attention": `+table+`, "sliding_attention": {"rope_type": "default"}}`, truncate))))
+		return parse(t, string(with(t, source,
+			fmt.Sprintf(`"rope_parameters": {"full_attention": `+table+
+				`, "sliding_attention": {"rope_type": "default"}}`, truncate))))
 	}
 	for _, source := range []string{olmo3, strings.Replace(olmo3, "olmo3", "gemma3_text", 1)} {
 		want, got := read(source, ""), read(source, `, "truncate": false`)
 		if !slices.Equal(got.Rope.Frequencies(16, 0), want.Rope.Frequencies(16, 0)) || len(want.Warnings()) > 0 {
 			t.Errorf("%+v, want %+v", got.Rope, want.Rope)
 		}
-		if w := strings.Join(got.Warnings(), " "); !strings.Contains(w, "rope_parameters.full_attention.truncate = false has no effect") {
+		if w := strings.Join(got.Warnings(), " "); !strings.Contains(w,
+			"rope_parameters.full_attention.truncate = false has no effect") {
 			t.Errorf("warnings %q", w)
 		}
 		text, _ := got.JSON()
 		if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, want.Rope) || len(again.Warnings()) > 0 {
 			t.Errorf("%s is read as %+v, %q", text, again.Rope, again.Warnings())
 		}
-		scaling := map[string]any{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": int64(200), "truncate": false}
+		scaling := map[string]any{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": int64(200),
+			"truncate": false}
 		_, err := parse(t, source).Override(map[string]any{"rope_scaling": scaling})
 		if err == nil || !strings.Contains(err.Error(), "truncate = false has no effect") {
 			t.Errorf("override: %v", err)
@@ -141,7 +150,8 @@ func TestLongRope(t *testing.T) {
 		}
 	}
 	text, err := c.JSON()
-	if err != nil || strings.Contains(string(text), `"su"`) || !strings.Contains(string(text), `"rope_type": "longrope"`) {
+	if err != nil || strings.Contains(string(text), `"su"`) ||
+		!strings.Contains(string(text), `"rope_type": "longrope"`) {
 		t.Errorf("%v: %s", err, text)
 	}
 	// a field at the top is preferred to the one inside, as Phi-3 needs
@@ -154,7 +164,8 @@ func TestLongRope(t *testing.T) {
 // config.json has RoPE's parameters for transformers 4 and 5, and they agree.
 func TestRopeFields(t *testing.T) {
 	for _, source := range []string{qwen2, qwen3, llama31, longRope, qwen35,
-		string(with(t, qwen3, `"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 7}, "max_position_embeddings": 64`))} {
+		string(with(t, qwen3,
+			`"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 7}, "max_position_embeddings": 64`))} {
 		c := parse(t, source)
 		f := c.fields()
 		new, ok := f["rope_parameters"].(map[string]any)
@@ -179,7 +190,8 @@ func TestRopeFields(t *testing.T) {
 				}
 			}
 			text, _ := json.Marshal(g)
-			if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, c.Rope) || again.RotaryDim != c.RotaryDim {
+			if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, c.Rope) ||
+				again.RotaryDim != c.RotaryDim {
 				t.Errorf("without %s: %+v, want %+v", drop, again.Rope, c.Rope)
 			}
 		}
@@ -190,10 +202,14 @@ func TestRopeFields(t *testing.T) {
 // top.
 func TestRopePrecedence(t *testing.T) {
 	for fields, want := range map[string]Rope{
-		`"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5}, "rope_scaling": {"rope_type": "dynamic", "factor": 3}, "rope_theta": 7`: {Type: "dynamic", Theta: 7, Factor: 3, OriginalMaxPositionEmbeddings: 40960},
-		`"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5}, "rope_scaling": {}, "rope_theta": 7`:                                    {Type: "linear", Theta: 5, Factor: 2},
-		`"rope_parameters": {"rope_type": "linear", "factor": 2}, "rope_scaling": null, "rope_theta": 7`:                                                   {Type: "linear", Theta: 7, Factor: 2},
-		`"rope_parameters": {"rope_type": "linear", "factor": 2}`:                                                                                          {Type: "linear", Theta: 10000, Factor: 2},
+		`"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5}, "rope_scaling": {"rope_type": "dynamic", "factor": 3}, "rope_theta": 7`: {
+			Type: "dynamic", Theta: 7, Factor: 3, OriginalMaxPositionEmbeddings: 40960},
+		`"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5}, "rope_scaling": {}, "rope_theta": 7`: {
+			Type: "linear", Theta: 5, Factor: 2},
+		`"rope_parameters": {"rope_type": "linear", "factor": 2}, "rope_scaling": null, "rope_theta": 7`: {
+			Type: "linear", Theta: 7, Factor: 2},
+		`"rope_parameters": {"rope_type": "linear", "factor": 2}`: {
+			Type: "linear", Theta: 10000, Factor: 2},
 	} {
 		if c := parse(t, string(with(t, qwen3, fields))); !reflect.DeepEqual(c.Rope, want) {
 			t.Errorf("%s: %+v, want %+v", fields, c.Rope, want)
@@ -205,7 +221,8 @@ func TestRopePrecedence(t *testing.T) {
 // the model's positions.
 func TestRopeOverride(t *testing.T) {
 	yarn := map[string]any{"rope_type": "yarn", "factor": 4.0}
-	for _, source := range []string{qwen2, qwen3, string(with(t, qwen3, `"rope_scaling": {"rope_type": "linear", "factor": 2, "rope_theta": 1e6}`))} {
+	for _, source := range []string{qwen2, qwen3,
+		string(with(t, qwen3, `"rope_scaling": {"rope_type": "linear", "factor": 2, "rope_theta": 1e6}`))} {
 		before := parse(t, source)
 		for _, name := range []string{"rope_scaling", "rope_parameters"} {
 			c, err := before.Override(map[string]any{name: yarn})
@@ -213,15 +230,18 @@ func TestRopeOverride(t *testing.T) {
 				t.Fatal(err)
 			}
 			original := float64(before.MaxPositionEmbeddings)
-			if c.Rope.Theta != 1e6 || c.Rope.Type != "yarn" || c.Rope.OriginalMaxPositionEmbeddings != original || float64(c.MaxPositionEmbeddings) != 4*original {
+			if c.Rope.Theta != 1e6 || c.Rope.Type != "yarn" || c.Rope.OriginalMaxPositionEmbeddings != original ||
+				float64(c.MaxPositionEmbeddings) != 4*original {
 				t.Errorf("%s: %+v, %d positions", name, c.Rope, c.MaxPositionEmbeddings)
 			}
 			text, _ := c.JSON()
-			if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, c.Rope) || again.MaxPositionEmbeddings != c.MaxPositionEmbeddings {
+			if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, c.Rope) ||
+				again.MaxPositionEmbeddings != c.MaxPositionEmbeddings {
 				t.Errorf("%s: written back: %+v", name, again.Rope)
 			}
 		}
-		if c, err := before.Override(map[string]any{"rope_theta": 9.0, "rope_scaling": yarn, "max_position_embeddings": int64(1 << 20)}); err != nil ||
+		if c, err := before.Override(map[string]any{"rope_theta": 9.0, "rope_scaling": yarn,
+			"max_position_embeddings": int64(1 << 20)}); err != nil ||
 			c.Rope.Theta != 9 || c.MaxPositionEmbeddings != 1<<20 {
 			t.Errorf("%+v, %v", c, err)
 		}
@@ -231,11 +251,14 @@ func TestRopeOverride(t *testing.T) {
 		want    string
 	}{
 		{map[string]any{"factor": 4.0}, `rope_scaling.factor has no effect with rope_type = "default"`},
-		{map[string]any{"rope_type": "yarn", "factor": 4.0, "beta_fats": 3.0}, "rope_scaling.beta_fats: unknown field; did you mean beta_fast?"},
+		{map[string]any{"rope_type": "yarn", "factor": 4.0, "beta_fats": 3.0},
+			"rope_scaling.beta_fats: unknown field; did you mean beta_fast?"},
 		{map[string]any{"rope_type": "yarn"}, "rope_scaling.factor is missing"},
 		{map[string]any{"rope_type": "yarn", "factor": -1.0}, "rope_scaling.factor = -1"},
-		{map[string]any{"rope_type": "longrope", "short_factor": []any{1.0}, "long_factor": []any{1.0}}, "rope_scaling.short_factor has 1 numbers for 64 pairs"},
-		{map[string]any{"rope_type": "longrope", "short_factor": []any{0.0}, "long_factor": 3}, "rope_scaling.short_factor[0] = 0"},
+		{map[string]any{"rope_type": "longrope", "short_factor": []any{1.0}, "long_factor": []any{1.0}},
+			"rope_scaling.short_factor has 1 numbers for 64 pairs"},
+		{map[string]any{"rope_type": "longrope", "short_factor": []any{0.0}, "long_factor": 3},
+			"rope_scaling.short_factor[0] = 0"},
 	} {
 		_, err := parse(t, qwen3).Override(map[string]any{"rope_scaling": c.scaling})
 		if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), c.want) {
@@ -261,7 +284,8 @@ func TestOriginalLength(t *testing.T) {
 		{table + `, "original_max_position_embeddings": 16`, 16, false},
 	} {
 		config := parse(t, base+c.fields+"}")
-		warned := strings.Contains(strings.Join(config.Warnings(), " "), "rope_scaling.original_max_position_embeddings = 16 has no effect")
+		warned := strings.Contains(strings.Join(config.Warnings(), " "),
+			"rope_scaling.original_max_position_embeddings = 16 has no effect")
 		if config.Rope.OriginalMaxPositionEmbeddings != c.want || warned != c.warns {
 			t.Errorf("%s: %v, %q", c.fields, config.Rope.OriginalMaxPositionEmbeddings, config.Warnings())
 		}
@@ -270,13 +294,15 @@ func TestOriginalLength(t *testing.T) {
 			t.Errorf("%s is read as %+v, %q", text, again.Rope, again.Warnings())
 		}
 	}
-	scaling := map[string]any{"rope_type": "longrope", "short_factor": []any{1.0, 1.5}, "long_factor": []any{2.0, 4.0}, "original_max_position_embeddings": int64(16)}
+	scaling := map[string]any{"rope_type": "longrope", "short_factor": []any{1.0, 1.5}, "long_factor": []any{2.0, 4.0},
+		"original_max_position_embeddings": int64(16)}
 	overridden, err := parse(t, base+"}").Override(map[string]any{"rope_scaling": scaling})
 	if err != nil {
 		t.Fatal(err)
 	}
 	own := func(scaling map[string]any) *Config {
-		c, err := ConfigFromMap(map[string]any{"model_type": "phi3", "vocab_size": int64(8), "hidden_size": int64(8), "intermediate_size": int64(8), "num_hidden_layers": int64(1),
+		c, err := ConfigFromMap(map[string]any{"model_type": "phi3", "vocab_size": int64(8), "hidden_size": int64(8),
+			"intermediate_size": int64(8), "num_hidden_layers": int64(1),
 			"num_attention_heads": int64(2), "max_position_embeddings": int64(16), "rope_parameters": scaling})
 		if err != nil {
 			t.Fatal(err)
@@ -287,7 +313,8 @@ func TestOriginalLength(t *testing.T) {
 	delete(without, "original_max_position_embeddings")
 	for _, c := range []*Config{overridden, own(scaling), own(without)} {
 		text, _ := c.JSON()
-		if again := parse(t, string(text)); c.Rope.OriginalMaxPositionEmbeddings != 16 || len(c.Warnings()) > 0 || !reflect.DeepEqual(again.Rope, c.Rope) {
+		if again := parse(t, string(text)); c.Rope.OriginalMaxPositionEmbeddings != 16 || len(c.Warnings()) > 0 ||
+			!reflect.DeepEqual(again.Rope, c.Rope) {
 			t.Errorf("%+v, %q, written as %s", c.Rope, c.Warnings(), text)
 		}
 	}
@@ -322,7 +349,8 @@ func TestSwitching(t *testing.T) {
 			t.Errorf("loss %v with the long list, %v with the short one, %v", l.Sum, want[short], err)
 		}
 		b.Length = 0
-		if _, err = r.Forward(r.c, b); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "set Length") {
+		if _, err = r.Forward(r.c, b); status.Of(err) != status.InvalidArgument ||
+			!strings.Contains(err.Error(), "set Length") {
 			t.Error(err)
 		}
 		return nil

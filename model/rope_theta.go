@@ -18,7 +18,9 @@ func (c *Config) warnThetas(r *reader, full, local *reader) {
 			return
 		}
 		if x, ok := asFloat(r.raw[field]); ok && x != used {
-			c.warnings = append(c.warnings, fmt.Sprintf("%s: %s = %v has no effect, because %s rope_theta = %v; remove one of them", r.where, field, x, tables, used))
+			c.warnings = append(c.warnings,
+				fmt.Sprintf("%s: %s = %v has no effect, because %s rope_theta = %v; remove one of them", r.where,
+					field, x, tables, used))
 		}
 	}
 	shadowed("rope_theta", "the table of RoPE's parameters has", full, c.Rope.Theta)
@@ -32,7 +34,9 @@ func (c *Config) warnThetas(r *reader, full, local *reader) {
 	}
 	x, ok := asFloat(r.raw["rope_theta"])
 	if ok && x != c.LocalRope.Theta && (local == nil || !local.has("rope_theta")) {
-		c.warnings = append(c.warnings, fmt.Sprintf("%s: rope_theta = %v is not for layers with a window, which have %v, as in transformers 5; transformers 4 used it for all layers; set rope_theta in %s to one of them",
-			r.where, x, c.LocalRope.Theta, sliding))
+		c.warnings = append(c.warnings,
+			fmt.Sprintf(
+				"%s: rope_theta = %v is not for layers with a window, which have %v, as in transformers 5; transformers 4 used it for all layers; set rope_theta in %s to one of them",
+				r.where, x, c.LocalRope.Theta, sliding))
 	}
 }

@@ -26,16 +26,24 @@ func TestThetaWarnings(t *testing.T) {
 		{olmo3, tables, nil, nil},
 		{olmo3, `"rope_theta": 900, ` + tables, nil, nil},
 		{olmo3, `"rope_theta": 300`, nil, []string{windows}},
-		{olmo3, `"rope_theta": 300`, map[string]any{"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}}, []string{windows}},
-		{olmo3, `"rope_theta": 300`, map[string]any{"sliding_window": int64(8)}, []string{"config.json with model.override: rope_theta = 300 is not"}},
-		{olmo3, `"rope_theta": 300`, map[string]any{"rope_parameters": map[string]any{"sliding_attention": map[string]any{"rope_theta": 300.0}}}, nil},
+		{olmo3, `"rope_theta": 300`,
+			map[string]any{"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}}, []string{windows}},
+		{olmo3, `"rope_theta": 300`, map[string]any{"sliding_window": int64(8)},
+			[]string{"config.json with model.override: rope_theta = 300 is not"}},
+		{olmo3, `"rope_theta": 300`,
+			map[string]any{"rope_parameters": map[string]any{"sliding_attention": map[string]any{"rope_theta": 300.0}}},
+			nil},
 		{olmo3, `"rope_theta": 300, "rope_parameters": {"full_attention": {"rope_theta": 900}}`, nil,
-			[]string{"config.json: rope_theta = 300 has no effect, because the table of RoPE's parameters has rope_theta = 900", windows}},
+			[]string{
+				"config.json: rope_theta = 300 has no effect, because the table of RoPE's parameters has rope_theta = 900",
+				windows}},
 		{olmo3, `"rope_theta": 300, ` + tables, nil, []string{"rope_theta = 300 has no effect"}},
 		{gemma, `"rope_theta": 300`, nil, nil}, // rope_local_base_freq is for layers with a window
 		{gemma, `"rope_theta": 300, "rope_local_base_freq": 70, ` + tables, nil,
-			[]string{"rope_theta = 300 has no effect", "rope_local_base_freq = 70 has no effect, because rope_parameters.sliding_attention has rope_theta = 800"}},
-		{qwen3, `"rope_theta": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 5}`, nil, []string{"rope_theta = 7 has no effect"}},
+			[]string{"rope_theta = 300 has no effect",
+				"rope_local_base_freq = 70 has no effect, because rope_parameters.sliding_attention has rope_theta = 800"}},
+		{qwen3, `"rope_theta": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 5}`, nil,
+			[]string{"rope_theta = 7 has no effect"}},
 		{qwen3, `"rope_theta": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 5}`, nil, nil},
 		{qwen3, `"rope_theta": 7, "rope_parameters": {"rope_type": "default"}`, nil, nil},
 	} {
@@ -56,7 +64,8 @@ func TestThetaWarnings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again := parse(t, string(text)); len(again.Warnings()) > 0 || !reflect.DeepEqual(again.Rope, config.Rope) || !reflect.DeepEqual(again.LocalRope, config.LocalRope) {
+		if again := parse(t, string(text)); len(again.Warnings()) > 0 || !reflect.DeepEqual(again.Rope, config.Rope) ||
+			!reflect.DeepEqual(again.LocalRope, config.LocalRope) {
 			t.Errorf("%s: %s is read with %q", c.fields, text, again.Warnings())
 		}
 	}

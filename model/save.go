@@ -57,7 +57,8 @@ func (m *Model) SaveBytes(frozen bool) (bytes int64, err error) {
 
 // stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
 // calls done after it has read them.
-func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {
+func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(),
+	err error) {
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return nil, nil, err
@@ -72,19 +73,22 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 		for _, p := range g.Params {
 			first := lo
 			lo += p.Numel()
-			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, portions: []int{i}, Read: func(at int64, dst []float32) (err error) {
-				if current != i {
-					if flat, err = whole(g); err != nil {
-						return err
-					}
-					current = i
-				}
-				n := int64(len(dst))
-				if err := m.dev.Copy(s, tensor.OfFloat32(dst, n), flat.Slice(0, first+at, first+at+n)); err != nil {
-					return err
-				}
-				return s.Sync()
-			}})
+			tensors = append(tensors,
+				Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, portions: []int{i},
+					Read: func(at int64, dst []float32) (err error) {
+						if current != i {
+							if flat, err = whole(g); err != nil {
+								return err
+							}
+							current = i
+						}
+						n := int64(len(dst))
+						if err := m.dev.Copy(s, tensor.OfFloat32(dst, n),
+							flat.Slice(0, first+at, first+at+n)); err != nil {
+							return err
+						}
+						return s.Sync()
+					}})
 		}
 	}
 	if frozen {

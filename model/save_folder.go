@@ -19,7 +19,8 @@ import (
 
 // companions are the files that Save copies from the source: the tokenizer and what else is needed
 // to generate text.
-var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+	"added_tokens.json",
 	"vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json"}
 
 // Stored is a tensor that WriteFolder writes.
@@ -61,11 +62,13 @@ func writeWeights(dir, weights string, rest func(dir string) error, tensors []St
 	buffer := make([]float32, 1<<16)
 	bytes := make([]byte, 0, 8*len(buffer))
 	for i, t := range tensors {
-		items[i] = tensor.Item{Name: t.Name, Tensor: tensor.Of(nil, t.DType, t.Shape...), Write: func(w io.Writer) error {
-			return t.write(w, buffer, bytes)
-		}}
+		items[i] = tensor.Item{Name: t.Name, Tensor: tensor.Of(nil, t.DType, t.Shape...),
+			Write: func(w io.Writer) error {
+				return t.write(w, buffer, bytes)
+			}}
 	}
-	if err := tensor.WriteSafetensors(filepath.Join(temp, weights), map[string]string{"format": "pt"}, items); err != nil {
+	if err := tensor.WriteSafetensors(filepath.Join(temp, weights), map[string]string{"format": "pt"},
+		items); err != nil {
 		return err
 	}
 	return tensor.Finish(temp, func() error { return replace(dir, temp) })
@@ -86,7 +89,8 @@ func (t *Stored) write(w io.Writer, buffer []float32, bytes []byte) error {
 			case tensor.F16:
 				h := f32ToF16(v)
 				if h&0x7fff == 0x7c00 && !math.IsInf(float64(v), 0) {
-					return fmt.Errorf("%v at %v is too large for F16: set override dtype = \"float32\"", v, indexOf(at+int64(i), t.Shape))
+					return fmt.Errorf("%v at %v is too large for F16: set override dtype = \"float32\"", v,
+						indexOf(at+int64(i), t.Shape))
 				}
 				bytes = binary.LittleEndian.AppendUint16(bytes, h)
 			case tensor.F64:
@@ -121,7 +125,8 @@ func replace(dir, temp string) error {
 	}
 	entries, err := os.ReadDir(old)
 	if err != nil {
-		return status.Errorf(status.IO, "%s is saved, but its other files could not be moved from %s: %w", dir, old, err)
+		return status.Errorf(status.IO, "%s is saved, but its other files could not be moved from %s: %w", dir,
+			old, err)
 	}
 	for _, e := range entries {
 		name := e.Name()
@@ -129,7 +134,8 @@ func replace(dir, temp string) error {
 			continue
 		}
 		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
-			return status.Errorf(status.IO, "%s is saved, but its file %s could not be moved from %s: %w", dir, name, old, err)
+			return status.Errorf(status.IO, "%s is saved, but its file %s could not be moved from %s: %w", dir, name,
+				old, err)
 		}
 	}
 	if err := os.RemoveAll(old); err != nil {
@@ -140,12 +146,14 @@ func replace(dir, temp string) error {
 
 // weightsName is the pattern of the files with weights in model folders, and of their indices.
 // Other .safetensors and .bin files may be data, for example token ids.
-var weightsName = regexp.MustCompile(`^((model|adapter_model|consolidated)[.-](.*\.)?safetensors(\..*)?|(pytorch_model|adapter_model)([.-].*)?\.bin(\..*)?)$`)
+var weightsName = regexp.MustCompile(
+	`^((model|adapter_model|consolidated)[.-](.*\.)?safetensors(\..*)?|(pytorch_model|adapter_model)([.-].*)?\.bin(\..*)?)$`)
 
 // ofModel reports whether WriteFolder replaces a file of this name.
 func ofModel(e fs.DirEntry) bool {
 	name := e.Name()
-	return !e.IsDir() && (name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) || weightsName.MatchString(name))
+	return !e.IsDir() && (name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) ||
+		weightsName.MatchString(name))
 }
 
 // FilesIn lists the files of a folder that WriteFolder would replace; none if the folder does not
@@ -167,7 +175,8 @@ func FilesIn(dir string) (names []string, err error) {
 // another folder. Only listed files are copied.
 func CopyRest(dst, src string, listed []string) error {
 	names := append([]string{configFile}, companions...)
-	return copyFiles(dst, src, slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(listed, name) }))
+	return copyFiles(dst, src,
+		slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(listed, name) }))
 }
 
 // copyFiles copies the files that exist.

@@ -28,7 +28,8 @@ func newSharedExpert(cfg *Config, name func(suffix string) string) *sharedExpert
 	}
 	down := newParam(name("shared_expert.down_proj.weight"), cfg.DType, normal, []string{"hidden_size", size}, h, f)
 	gate := newParam(name("shared_expert_gate.weight"), cfg.DType, normal, []string{"1", "hidden_size"}, 1, h)
-	return &sharedExpert{gateUp: newLinear([]*Param{up("gate_proj"), up("up_proj")}, nil), down: newLinear([]*Param{down}, nil), gate: newLinear([]*Param{gate}, nil), width: f}
+	return &sharedExpert{gateUp: newLinear([]*Param{up("gate_proj"), up("up_proj")}, nil),
+		down: newLinear([]*Param{down}, nil), gate: newLinear([]*Param{gate}, nil), width: f}
 }
 
 func (s *sharedExpert) params() []*Param {

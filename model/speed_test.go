@@ -12,7 +12,8 @@ import (
 // BenchmarkQuickstart runs one forward and backward pass of the quickstart's model, on one rank
 // with two workers.
 func BenchmarkQuickstart(b *testing.B) {
-	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 384,
+	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 256, "hidden_size": 128,
+		"intermediate_size": 384,
 		"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": true})
 	must(err)
 	s := documents(256, 2048, 2048)

@@ -28,7 +28,8 @@ var ossKinds = []string{ossGateUp, ossGateUp + ossBias, ossDown, ossDown + ossBi
 // ossShape returns the shape of a kind of tensor of one expert.
 func (c *Config) ossShape(kind string) []int64 {
 	f, h := c.Experts.Size, c.HiddenSize
-	return map[string][]int64{ossGateUp: {h, 2 * f}, ossGateUp + ossBias: {2 * f}, ossDown: {f, h}, ossDown + ossBias: {h}}[kind]
+	return map[string][]int64{ossGateUp: {h, 2 * f}, ossGateUp + ossBias: {2 * f}, ossDown: {f, h},
+		ossDown + ossBias: {h}}[kind]
 }
 
 func ossName(layer string, expert int64, kind string) string {
@@ -58,7 +59,9 @@ func (c *Config) unstackOSS(e tensor.Entry) (map[string]location, error) {
 	}
 	shape := c.ossShape(kind)
 	if want := append([]int64{c.Experts.Count}, shape...); !slices.Equal(e.Shape, want) {
-		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %v (num_local_experts, intermediate_size, hidden_size): correct one of them", e, want)
+		return nil, status.Errorf(status.InvalidConfig,
+			"tensor %v: config.json says %v (num_local_experts, intermediate_size, hidden_size): correct one of them",
+			e, want)
 	}
 	parts, n := map[string]location{}, e.Numel()/c.Experts.Count
 	for i := range c.Experts.Count {
@@ -84,7 +87,8 @@ func modelColumn(column, width int64) int64 { return column/2 + column%2*(width/
 
 // reordered reads elements from at on of a tensor whose rows of `width` elements have the order of
 // `from`, from a tensor that read reads.
-func reordered(at, width int64, dst []float32, from func(column, width int64) int64, read func(at int64, dst []float32) error) error {
+func reordered(at, width int64, dst []float32, from func(column, width int64) int64,
+	read func(at int64, dst []float32) error) error {
 	first := at / width * width
 	rows := make([]float32, (at+int64(len(dst))+width-1)/width*width-first)
 	if err := read(first, rows); err != nil {

@@ -36,7 +36,9 @@ func table() string {
 		"|---|---|---|---|---|---|---|---|"}
 	for _, name := range ModelTypes() {
 		f := families[name]
-		lines = append(lines, "| "+strings.Join([]string{"`" + name + "`", "`" + f.class + "`", f.norms.text(), f.queries(), f.attention(), f.mlp(), f.rotation(), f.inFiles()}, " | ")+" |")
+		lines = append(lines,
+			"| "+strings.Join([]string{"`" + name + "`", "`" + f.class + "`", f.norms.text(), f.queries(),
+				f.attention(), f.mlp(), f.rotation(), f.inFiles()}, " | ")+" |")
 	}
 	return strings.Join(append(lines, ""), "\n")
 }
@@ -52,7 +54,8 @@ func (n norms) text() string {
 }
 
 func (f *family) queries() string {
-	all := []string{map[biases]string{optionalBiases: "biases if `attention_bias`, also of the output", qkvBiases: "biases", optionalQKVBiases: "biases if `attention_bias`",
+	all := []string{map[biases]string{optionalBiases: "biases if `attention_bias`, also of the output",
+		qkvBiases: "biases", optionalQKVBiases: "biases if `attention_bias`",
 		noBiases: "no biases"}[f.biases]}
 	if f.qkNorm {
 		all = append(all, "a norm of each head")

@@ -42,7 +42,8 @@ func tileBytes(d device.Device) int64 {
 // SetTiles sets the tiles of the following passes and of Memory.
 func (m *Model) SetTiles(t Tiles) error {
 	if min(t.MLP, t.Loss, t.GDN) < TileOff {
-		return status.Errorf(status.InvalidArgument, "model.SetTiles: tiles of %d tokens for the MLP, %d for the loss, %d for the gated delta rule; set 1 or more, TileAuto or TileOff",
+		return status.Errorf(status.InvalidArgument,
+			"model.SetTiles: tiles of %d tokens for the MLP, %d for the loss, %d for the gated delta rule; set 1 or more, TileAuto or TileOff",
 			t.MLP, t.Loss, t.GDN)
 	}
 	m.tiles = t

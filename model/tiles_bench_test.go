@@ -23,8 +23,10 @@ func BenchmarkTiles(b *testing.B) {
 		{"wide", 8192, 256, 1024, []int64{1024, 1024}},
 		{"long", 8192, 256, 1024, []int64{8192}},
 	} {
-		cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": x.vocabulary, "hidden_size": x.hidden,
-			"intermediate_size": x.width, "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": true})
+		cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": x.vocabulary,
+			"hidden_size":       x.hidden,
+			"intermediate_size": x.width, "num_hidden_layers": 2, "num_attention_heads": 4,
+			"tie_word_embeddings": true})
 		must(err)
 		for _, pair := range []struct {
 			name, phase   string
@@ -36,7 +38,8 @@ func BenchmarkTiles(b *testing.B) {
 			{"mlp-without-computing-again", "mlp", Tiles{MLP: 1 << 30, Loss: TileOff}, Tiles{MLP: 1024, Loss: TileOff}},
 		} {
 			b.Run(x.name+"/"+pair.name, func(b *testing.B) {
-				benchTiles(b, cfg, documents(x.vocabulary, x.documents...), pair.phase, [2]Tiles{pair.without, pair.with})
+				benchTiles(b, cfg, documents(x.vocabulary, x.documents...), pair.phase,
+					[2]Tiles{pair.without, pair.with})
 			})
 		}
 	}
@@ -87,7 +90,8 @@ func benchTiles(b *testing.B, cfg *Config, s *sequence, phase string, settings [
 			for _, i := range [2]int{n % 2, 1 - n%2} {
 				all[i], part[i] = pass(i)
 			}
-			seconds, whole, parts = append(seconds, all[0]), append(whole, all[1]/all[0]), append(parts, part[1]/part[0])
+			seconds, whole, parts = append(seconds, all[0]), append(whole, all[1]/all[0]),
+				append(parts, part[1]/part[0])
 		}
 		median := func(x []float64) float64 { slices.Sort(x); return x[len(x)/2] }
 		b.ReportMetric(0, "ns/op")

@@ -48,7 +48,8 @@ func TestTiles(t *testing.T) {
 				for _, rows := range lengths {
 					got := train(t, n, cfg, s, inTiles(Tiles{MLP: rows, Loss: rows}, int64(len(s.ids))))
 					if got.Loss != want.Loss {
-						t.Errorf("%d tokens, %d ranks, tiles of %d: %v, want %v", len(s.ids), n, rows, got.Loss, want.Loss)
+						t.Errorf("%d tokens, %d ranks, tiles of %d: %v, want %v", len(s.ids), n, rows, got.Loss,
+							want.Loss)
 					}
 					same(t, fmt.Sprintf("%d tokens, %d ranks, tiles of %d", len(s.ids), n, rows), got, want)
 				}
@@ -82,14 +83,16 @@ func TestTilesMemory(t *testing.T) {
 		for _, backward := range []bool{true, false} {
 			ranks(t, 1, func(c comm.Comm) error {
 				var before int64
-				for _, x := range []Tiles{{MLP: TileOff, Loss: TileOff}, {MLP: TileOff, Loss: 64}, {MLP: 64, Loss: 64}, {MLP: 7, Loss: 7}, {MLP: 1, Loss: 1}} {
+				for _, x := range []Tiles{{MLP: TileOff, Loss: TileOff}, {MLP: TileOff, Loss: 64}, {MLP: 64, Loss: 64},
+					{MLP: 7, Loss: 7}, {MLP: 1, Loss: 1}} {
 					r := newRank(c, cfg, 1, backward)
 					defer r.close()
 					must(r.SetTiles(x))
 					table, err := r.Memory(181, 181, backward)
 					must(err)
 					// gate and up of two layers
-					if size := Bytes(table); before > 0 && size > before || backward && x.MLP == 64 && size > before-2*2*4*40*181 {
+					if size := Bytes(table); before > 0 && size > before || backward && x.MLP == 64 &&
+						size > before-2*2*4*40*181 {
 						t.Errorf("backward %v, tiles %v: %d bytes, with larger ones %d", backward, x, size, before)
 					}
 					before = Bytes(table)
@@ -113,7 +116,8 @@ func TestTilesMemory(t *testing.T) {
 						t.Errorf("backward %v, tiles %v: loss %v, want %v", backward, x, got, want)
 					}
 					if r.c.Arena.Peak() != before || r.c.Arena.Mark() != 0 {
-						t.Errorf("backward %v, tiles %v: peak %d, planned %d, still in use %d", backward, x, r.c.Arena.Peak(), before, r.c.Arena.Mark())
+						t.Errorf("backward %v, tiles %v: peak %d, planned %d, still in use %d", backward, x,
+							r.c.Arena.Peak(), before, r.c.Arena.Mark())
 					}
 					if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 && !need.Instrumented {
 						t.Errorf("backward %v, tiles %v: %v allocations in a pass", backward, x, a)
@@ -132,7 +136,8 @@ func TestTilesMemory(t *testing.T) {
 // The memory of logits and loss does not grow with the sequence, except one number per token, its
 // loss.
 func TestLossMemoryIsFlat(t *testing.T) {
-	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 128256, "hidden_size": 64, "intermediate_size": 64,
+	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 128256, "hidden_size": 64,
+		"intermediate_size": 64,
 		"num_hidden_layers": 1, "num_attention_heads": 1})
 	must(err)
 	ranks(t, 1, func(c comm.Comm) error {
@@ -152,9 +157,11 @@ func TestLossMemoryIsFlat(t *testing.T) {
 		}
 		for _, rows := range []int64{2048, 16384, 131072, 1048576} {
 			auto, whole := peak(rows, TileAuto), peak(rows, TileOff)
-			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileTokens(r.dev, Tiles{}, tensor.F32), float64(whole)/(1<<20))
+			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once",
+				rows, float64(auto)/(1<<20), m.head.tileTokens(r.dev, Tiles{}, tensor.F32), float64(whole)/(1<<20))
 			if auto != peak(2048, TileAuto) || whole != rows*128256*4 {
-				t.Errorf("%d tokens: %d bytes in tiles, %d without; 2048 tokens need %d in tiles", rows, auto, whole, peak(2048, TileAuto))
+				t.Errorf("%d tokens: %d bytes in tiles, %d without; 2048 tokens need %d in tiles", rows, auto, whole,
+					peak(2048, TileAuto))
 			}
 		}
 		return nil
@@ -175,9 +182,12 @@ func TestTilesOfDevices(t *testing.T) {
 		dev       device.Device
 		mlp, loss int64
 	}{{host, 390, 130}, {gpu, 4096, 2092}} {
-		m := &Model{Config: &cfg, dev: x.dev, compute: tensor.F32, head: newHead(&cfg, nil, newParam("lm_head.weight", cfg.DType, normal, []string{"", ""}, cfg.VocabSize, cfg.HiddenSize))}
+		m := &Model{Config: &cfg, dev: x.dev, compute: tensor.F32,
+			head: newHead(&cfg, nil,
+				newParam("lm_head.weight", cfg.DType, normal, []string{"", ""}, cfg.VocabSize, cfg.HiddenSize))}
 		if mlp, loss := m.MLPTile(), m.head.tileTokens(x.dev, m.tiles, m.compute); mlp != x.mlp || loss != x.loss {
-			t.Errorf("%s: tiles of %d tokens in the MLP and %d in the loss, want %d and %d", x.dev.Info().Kind, mlp, loss, x.mlp, x.loss)
+			t.Errorf("%s: tiles of %d tokens in the MLP and %d in the loss, want %d and %d", x.dev.Info().Kind, mlp,
+				loss, x.mlp, x.loss)
 		}
 	}
 }
@@ -211,7 +221,8 @@ func TestTilesWeights(t *testing.T) {
 					r.c.Weights = nil
 					_, most := comm.Shard(int64(len(s.ids)), n, 0)
 					if got, want := r.head.compute.Plan.Count, tile.Count(most, 2); got != want {
-						t.Errorf("%d tokens: rank %d of %d has %d tiles, want %d as the other ranks", len(s.ids), r.comm.Rank(), n, got, want)
+						t.Errorf("%d tokens: rank %d of %d has %d tiles, want %d as the other ranks", len(s.ids),
+							r.comm.Rank(), n, got, want)
 					}
 				})
 			}

@@ -186,13 +186,15 @@ func (c *Config) readLayerTypes(r *reader) (kinds []string) {
 			kind = name
 		}
 		if !slices.Contains(c.family.kinds, kind) {
-			r.fault(status.Unsupported, "layer_types[%d] = %s is not built: %s", i, quoted(value), c.family.layerKinds())
+			r.fault(status.Unsupported, "layer_types[%d] = %s is not built: %s", i, quoted(value),
+				c.family.layerKinds())
 			return nil
 		}
 		kinds = append(kinds, kind)
 	}
 	if n := int64(len(kinds)); c.NumHiddenLayers > 0 && n != c.NumHiddenLayers {
-		r.fault(status.InvalidConfig, "layer_types has %d entries, num_hidden_layers is %d: make them agree", n, c.NumHiddenLayers)
+		r.fault(status.InvalidConfig, "layer_types has %d entries, num_hidden_layers is %d: make them agree", n,
+			c.NumHiddenLayers)
 	}
 	return kinds
 }

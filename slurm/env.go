@@ -48,7 +48,8 @@ func Env() Environment {
 // variables come first: for mpirun inside an allocation, Slurm's step counts the daemons of mpirun,
 // not the processes.
 var launchers = []struct{ name, size, rank, localRank, localSize string }{
-	{"mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+	{"mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+		"OMPI_COMM_WORLD_LOCAL_SIZE"},
 	{"mpiexec (MPICH)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 	{"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", ""},
 }
@@ -71,15 +72,16 @@ func read(get func(string) string) Environment {
 		}
 		return n
 	}
-	e := Environment{Host: get("SLURMD_NODENAME"), JobID: get("SLURM_JOB_ID"), StepID: get("SLURM_STEP_ID"), Restarts: number("SLURM_RESTART_COUNT"),
-		Nodes: number("SLURM_STEP_NUM_NODES"), Node: number("SLURM_NODEID")}
+	e := Environment{Host: get("SLURMD_NODENAME"), JobID: get("SLURM_JOB_ID"), StepID: get("SLURM_STEP_ID"),
+		Restarts: number("SLURM_RESTART_COUNT"), Nodes: number("SLURM_STEP_NUM_NODES"), Node: number("SLURM_NODEID")}
 	if n := number("SLURM_JOB_END_TIME"); n > 0 {
 		e.End = time.Unix(int64(n), 0)
 	}
 	e.Wired = get("PMIX_RANK") != "" || get("PMI_RANK") != "" || get("OMPI_COMM_WORLD_SIZE") != ""
 	for _, l := range launchers {
 		if n := number(l.size); n > 0 {
-			e.Launcher, e.Tasks, e.Rank, e.LocalRank, e.LocalSize = l.name, n, number(l.rank), number(l.localRank), number(l.localSize)
+			e.Launcher, e.Tasks, e.Rank, e.LocalRank, e.LocalSize = l.name, n, number(l.rank), number(l.localRank),
+				number(l.localSize)
 			break
 		}
 	}
@@ -141,7 +143,8 @@ func (e Environment) Ready(mpiBuilt bool) error {
 		return e.Check(1, false)
 	}
 	if e.Tasks > 1 && !e.Wired {
-		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks without PMIx or PMI, so they cannot find each other; use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
+		return status.Errorf(status.InvalidArgument,
+			"launch: %s started %d tasks without PMIx or PMI, so they cannot find each other; use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
 			e.Launcher, e.Tasks)
 	}
 	return nil
@@ -155,11 +158,15 @@ func (e Environment) Check(worldSize int, mpiBuilt bool) error {
 	case e.Tasks <= 1 || worldSize == e.Tasks:
 		return nil
 	case !mpiBuilt:
-		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but this program was built without MPI and each would run the whole job; build it with -tags mpi, or start one process with --ranks %d",
+		return status.Errorf(status.InvalidArgument,
+			"launch: %s started %d tasks, but this program was built without MPI and each would run the whole job; build it with -tags mpi, or start one process with --ranks %d",
 			e.Launcher, e.Tasks, e.Tasks)
 	case worldSize == 1:
-		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but MPI found 1 rank (wrong --mpi or wrong mpirun); use the mpirun of the MPI library that this program is linked with, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
+		return status.Errorf(status.InvalidArgument,
+			"launch: %s started %d tasks, but MPI found 1 rank (wrong --mpi or wrong mpirun); use the mpirun of the MPI library that this program is linked with, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
 			e.Launcher, e.Tasks)
 	}
-	return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but MPI found %d ranks; start all ranks with one launcher", e.Launcher, e.Tasks, worldSize)
+	return status.Errorf(status.InvalidArgument,
+		"launch: %s started %d tasks, but MPI found %d ranks; start all ranks with one launcher", e.Launcher, e.Tasks,
+		worldSize)
 }

@@ -12,21 +12,32 @@ func TestRead(t *testing.T) {
 		env  map[string]string
 		want Environment
 	}{
-		"alone":   {nil, Environment{}},
-		"garbage": {map[string]string{"OMPI_COMM_WORLD_SIZE": "four", "PMI_SIZE": "-2", "SLURM_STEP_NUM_TASKS": ""}, Environment{Wired: true}},
-		"mpirun": {map[string]string{"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+		"alone": {nil, Environment{}},
+		"garbage": {map[string]string{"OMPI_COMM_WORLD_SIZE": "four", "PMI_SIZE": "-2", "SLURM_STEP_NUM_TASKS": ""},
+			Environment{Wired: true}},
+		"mpirun": {map[string]string{"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3",
+			"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
 			Environment{Launcher: "mpirun (Open MPI)", Tasks: 4, Rank: 3, LocalRank: 1, LocalSize: 2, Wired: true}},
-		"mpirun in an allocation": {map[string]string{"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n2"},
-			Environment{Launcher: "mpirun (Open MPI)", Tasks: 8, Rank: 7, Nodes: 2, Node: 1, JobID: "17", Host: "n2", Wired: true}},
+		"mpirun in an allocation": {map[string]string{"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "7",
+			"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1",
+			"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n2"},
+			Environment{Launcher: "mpirun (Open MPI)", Tasks: 8, Rank: 7, Nodes: 2, Node: 1, JobID: "17", Host: "n2",
+				Wired: true}},
 		"mpiexec": {map[string]string{"PMI_SIZE": "3", "PMI_RANK": "2", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"},
 			Environment{Launcher: "mpiexec (MPICH)", Tasks: 3, Rank: 2, LocalRank: 2, LocalSize: 3, Wired: true}},
-		"srun pmix": {map[string]string{"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "2", "PMIX_RANK": "5"},
-			Environment{Launcher: "srun", Tasks: 7, Rank: 5, LocalRank: 1, LocalSize: 3, Nodes: 2, Node: 1, JobID: "9", StepID: "0", Restarts: 2, Wired: true}},
-		"srun pmi2": {map[string]string{"PMI_SIZE": "8", "PMI_RANK": "2", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+		"srun pmix": {map[string]string{"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
+			"SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_JOB_ID": "9",
+			"SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "2", "PMIX_RANK": "5"},
+			Environment{Launcher: "srun", Tasks: 7, Rank: 5, LocalRank: 1, LocalSize: 3, Nodes: 2, Node: 1, JobID: "9",
+				StepID: "0", Restarts: 2, Wired: true}},
+		"srun pmi2": {map[string]string{"PMI_SIZE": "8", "PMI_RANK": "2", "SLURM_STEP_NUM_TASKS": "8",
+			"SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
 			Environment{Launcher: "srun", Tasks: 8, Rank: 2, LocalRank: 2, LocalSize: 4, Wired: true}},
-		"srun none": {map[string]string{"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4"},
+		"srun none": {map[string]string{"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
+			"SLURM_STEP_TASKS_PER_NODE": "4"},
 			Environment{Launcher: "srun", Tasks: 4, Rank: 1, LocalRank: 1, LocalSize: 4}},
-		"shell in an allocation": {map[string]string{"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8"}, Environment{JobID: "9"}},
+		"shell in an allocation": {map[string]string{"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8"},
+			Environment{JobID: "9"}},
 	} {
 		if got := read(func(k string) string { return c.env[k] }); got != c.want {
 			t.Errorf("%s:\n got %+v\nwant %+v", name, got, c.want)
@@ -39,7 +50,8 @@ func TestTasksOn(t *testing.T) {
 		list string
 		node int
 		want int
-	}{{"4(x2),3", 0, 4}, {"4(x2),3", 1, 4}, {"4(x2),3", 2, 3}, {"4(x2),3", 3, 0}, {"", 0, 0}, {"4(xz)", 0, 0}, {"x", 0, 0}, {"5", 0, 5}} {
+	}{{"4(x2),3", 0, 4}, {"4(x2),3", 1, 4}, {"4(x2),3", 2, 3}, {"4(x2),3", 3, 0}, {"", 0, 0}, {"4(xz)", 0, 0},
+		{"x", 0, 0}, {"5", 0, 5}} {
 		if got := tasksOn(c.list, c.node); got != c.want {
 			t.Errorf("tasksOn(%q, %d) = %d, want %d", c.list, c.node, got, c.want)
 		}
@@ -69,7 +81,8 @@ func TestCheck(t *testing.T) {
 		{4, 2, true, "started 4 tasks, but MPI found 2 ranks"},
 	} {
 		err := Environment{Launcher: "mpirun (Open MPI)", Tasks: c.tasks}.Check(c.world, c.mpi)
-		if c.text == "" && err != nil || c.text != "" && (status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.text)) {
+		if c.text == "" && err != nil || c.text != "" &&
+			(status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.text)) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -87,7 +100,8 @@ func TestReady(t *testing.T) {
 		{4, true, false, "built without MPI"},
 	} {
 		err := Environment{Launcher: "srun", Tasks: c.tasks, Wired: c.wired}.Ready(c.mpi)
-		if c.text == "" && err != nil || c.text != "" && (status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.text)) {
+		if c.text == "" && err != nil || c.text != "" &&
+			(status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.text)) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

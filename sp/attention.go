@@ -288,8 +288,9 @@ func (p *Plan) describe(b *Batch, x *local, a *Args) {
 func (p *Plan) options(b *Batch, a *Args) device.Attention {
 	l, h := &p.layer, p.query[p.rank]
 	c := device.Attention{
-		KVHead: p.kvHead, Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout, HeadAt: h.lo,
-		QuerySeq: b.queries.n, KeySeq: b.keys.n, BlockRows: l.BlockRows, BlockColumns: l.BlockColumns, Deterministic: l.Deterministic,
+		KVHead: p.kvHead, Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout,
+		HeadAt: h.lo, QuerySeq: b.queries.n, KeySeq: b.keys.n, BlockRows: l.BlockRows, BlockColumns: l.BlockColumns,
+		Deterministic: l.Deterministic,
 	}
 	if a == nil { // the sizes depend on which tensors there are
 		if l.ALiBi {
@@ -457,8 +458,8 @@ func (p *Plan) backAttend(s device.Stream, b *Batch, a *Args, g *Grads, x, d *lo
 	}
 	p.describe(b, x, a)
 	p.attention.Workspace = scratch
-	p.gradient = device.AttentionGrad{Attention: p.attention, DOut: tokens(d.out), DQ: tokens(d.q), DK: tokens(d.k), DV: tokens(d.v),
-		DSinks: p.ofHeads(g.DSinks), DSlopes: p.ofHeads(g.DSlopes)}
+	p.gradient = device.AttentionGrad{Attention: p.attention, DOut: tokens(d.out), DQ: tokens(d.q), DK: tokens(d.k),
+		DV: tokens(d.v), DSinks: p.ofHeads(g.DSinks), DSlopes: p.ofHeads(g.DSlopes)}
 	return p.dev.AttentionBackward(s, &p.gradient)
 }
 

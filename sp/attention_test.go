@@ -40,9 +40,9 @@ func prepare(b *bench, c comm.Comm, l Layer, s BatchSpec, h0, k0 int64) *layerRu
 	must(err)
 	n, rows, kvRows, size := s.Batch, x.Rows(), x.KVRows(), p.Sizes(x)
 	r := &layerRun{p: p, x: x}
-	r.a = Args{Q: b.gapped(n, rows, l.Heads, l.Dim), K: b.gapped(n, kvRows, l.KVHeads, l.Dim), V: b.gapped(n, kvRows, l.KVHeads, l.VDim),
-		Out: b.gapped(n, rows, l.Heads, l.VDim), LSE: b.gapped(n, rows, l.Heads, 1).Select(3, 0),
-		Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace)}
+	r.a = Args{Q: b.gapped(n, rows, l.Heads, l.Dim), K: b.gapped(n, kvRows, l.KVHeads, l.Dim),
+		V: b.gapped(n, kvRows, l.KVHeads, l.VDim), Out: b.gapped(n, rows, l.Heads, l.VDim),
+		LSE: b.gapped(n, rows, l.Heads, 1).Select(3, 0), Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace)}
 	r.g = Grads{DOut: b.gapped(n, rows, l.Heads, l.VDim), DQ: b.gapped(n, rows, l.Heads, l.Dim),
 		DK: b.gapped(n, kvRows, l.KVHeads, l.Dim), DV: b.gapped(n, kvRows, l.KVHeads, l.VDim)}
 	fill(r.a.Q, nameQ, x.Lo(), h0)
@@ -74,7 +74,8 @@ func TestRanksGiveTheBitsOfOne(t *testing.T) {
 		for _, x := range []struct {
 			name       string
 			got, whole tensor.Tensor
-		}{{"out", r.a.Out, one.a.Out}, {"lse", addUnitAxis(r.a.LSE), addUnitAxis(one.a.LSE)}, {"dq", r.g.DQ, one.g.DQ}} {
+		}{{"out", r.a.Out, one.a.Out}, {"lse", addUnitAxis(r.a.LSE), addUnitAxis(one.a.LSE)},
+			{"dq", r.g.DQ, one.g.DQ}} {
 			if err := sameBits(x.name, x.got, x.whole, lo); err != nil {
 				return err
 			}
@@ -125,7 +126,8 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 				sum += *at(x.part(p), n, kvLo+i, 0, d)
 			}
 			if err == nil && math.Float32bits(sum) != math.Float32bits(*got) {
-				err = fmt.Errorf("%s[%d, %d] of key head %d is %v; the %d partial ones sum to %v", x.name, n, i, kv, *got, len(tensors), sum)
+				err = fmt.Errorf("%s[%d, %d] of key head %d is %v; the %d partial ones sum to %v", x.name, n, i, kv,
+					*got, len(tensors), sum)
 			}
 			delta = max(delta, math.Abs(float64(*got)-float64(*at(x.whole, n, kvLo+i, h, d))))
 		})
@@ -157,8 +159,10 @@ func TestAgainstFloat64(t *testing.T) {
 			heads int64
 			lo, n int64
 		}{
-			{"out", r.a.Out, lc.layer.Heads, r.x.Lo(), r.x.Seq()}, {"lse", addUnitAxis(r.a.LSE), lc.layer.Heads, r.x.Lo(), r.x.Seq()},
-			{"dq", r.g.DQ, lc.layer.Heads, r.x.Lo(), r.x.Seq()}, {"dk", r.g.DK, lc.layer.KVHeads, r.x.KVLo(), r.x.KVSeq()},
+			{"out", r.a.Out, lc.layer.Heads, r.x.Lo(), r.x.Seq()},
+			{"lse", addUnitAxis(r.a.LSE), lc.layer.Heads, r.x.Lo(), r.x.Seq()},
+			{"dq", r.g.DQ, lc.layer.Heads, r.x.Lo(), r.x.Seq()},
+			{"dk", r.g.DK, lc.layer.KVHeads, r.x.KVLo(), r.x.KVSeq()},
 			{"dv", r.g.DV, lc.layer.KVHeads, r.x.KVLo(), r.x.KVSeq()},
 		} {
 			largest, mine, theirs := 0.0, 0.0, 0.0
@@ -186,7 +190,8 @@ func TestAgainstFloat64(t *testing.T) {
 			// bound for gradients that are zero up to rounding.
 			rounding := max(1, largest) / (1 << 23)
 			if limit := min(max(2e-5*largest, rounding), max(2*theirs, rounding)); !(mine <= limit) {
-				return fmt.Errorf("%s: error %.3g of %.3g, a plain f32 implementation has %.3g", x.name, mine, largest, theirs)
+				return fmt.Errorf("%s: error %.3g of %.3g, a plain f32 implementation has %.3g", x.name, mine,
+					largest, theirs)
 			}
 		}
 		return nil
@@ -195,7 +200,8 @@ func TestAgainstFloat64(t *testing.T) {
 
 // reference returns the layer as an operation of testkit/ref.
 func (l Layer) reference(cuQ, cuK []int64) *ref.Attention {
-	g := &ref.Attention{Hq: l.Heads, Hkv: l.KVHeads, D: l.Dim, Dv: l.VDim, CuQ: cuQ, CuK: cuK, Causal: l.Causal, Scale: l.Scale}
+	g := &ref.Attention{Hq: l.Heads, Hkv: l.KVHeads, D: l.Dim, Dv: l.VDim, CuQ: cuQ, CuK: cuK, Causal: l.Causal,
+		Scale: l.Scale}
 	if l.Window != nil {
 		g.Window = &ref.Window{Left: l.Window.Left, Right: l.Window.Right}
 	}
@@ -260,7 +266,8 @@ func TestBytesSent(t *testing.T) {
 // Buffers for the longest batch serve other batches in any order, also for a forward that saves
 // nothing.
 func TestOneBufferServesAllLengths(t *testing.T) {
-	specs := []BatchSpec{{Batch: 2, Seq: 70}, {Batch: 1, Seq: 3}, {Batch: 2, Seq: 64, CuSeqlens: []int64{0, 5, 6, 64, 128}},
+	specs := []BatchSpec{{Batch: 2, Seq: 70}, {Batch: 1, Seq: 3},
+		{Batch: 2, Seq: 64, CuSeqlens: []int64{0, 5, 6, 64, 128}},
 		{Batch: 1, Seq: 2}, {Batch: 1, Seq: 131, CuSeqlens: []int64{0, 1, 2, 3, 130, 131}}, {Batch: 2, Seq: 41}}
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
@@ -286,7 +293,8 @@ func TestOneBufferServesAllLengths(t *testing.T) {
 					} else {
 						got.a.Saved = tensor.Tensor{}
 						must(got.p.Forward(b.stream, got.x, &got.a))
-						refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g), "saved is missing, or the plan was made without a backward pass")
+						refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g),
+							"saved is missing, or the plan was made without a backward pass")
 					}
 					if err := sameBits("out", got.a.Out, want.a.Out, 0); err != nil {
 						return err
@@ -302,7 +310,8 @@ func TestOneBufferServesAllLengths(t *testing.T) {
 func TestMaxSizes(t *testing.T) {
 	b := newBench()
 	defer b.close()
-	for _, l := range []Layer{{Heads: 4, KVHeads: 2, Dim: 64, VDim: 64, Causal: true}, {Heads: 3, KVHeads: 1, Dim: 5, VDim: 9}} {
+	for _, l := range []Layer{{Heads: 4, KVHeads: 2, Dim: 64, VDim: 64, Causal: true},
+		{Heads: 3, KVHeads: 1, Dim: 5, VDim: 9}} {
 		p, err := NewPlan(b.dev, alone(), l)
 		must(err)
 		last := Sizes{}
@@ -345,7 +354,8 @@ func TestNoBackward(t *testing.T) {
 			}
 			got.a.Saved = tensor.Tensor{}
 			must(got.p.Forward(b.stream, got.x, &got.a))
-			refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g), "saved is missing, or the plan was made without a backward pass")
+			refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g),
+				"saved is missing, or the plan was made without a backward pass")
 			return sameBits("out", got.a.Out, want.a.Out, 0)
 		})
 	}

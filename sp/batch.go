@@ -119,7 +119,8 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 // It is for computing sizes and predictions of any rank. Not collective.
 func SketchBatch(rank, size int, s BatchSpec) (*Batch, error) {
 	if rank < 0 || rank >= size {
-		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d ranks; a rank is 0 to size-1", rank, size)
+		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d ranks; a rank is 0 to size-1",
+			rank, size)
 	}
 	return newBatch(int64(rank), int64(size), s)
 }
@@ -176,18 +177,22 @@ func splitRows(name string, rows []int64, n, size int64) ([]span, error) {
 		return shards(n, size), nil
 	}
 	if int64(len(rows)) != size {
-		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s has %d entries for %d ranks; give one for each rank", name, len(rows), size)
+		return nil, status.Errorf(status.InvalidArgument,
+			"sp.NewBatch: %s has %d entries for %d ranks; give one for each rank", name, len(rows), size)
 	}
 	spans, at := make([]span, size), int64(0)
 	for r, k := range rows {
 		if k < 0 || k > n-at {
-			return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s: rank %d has %d of %d tokens; the sum over the ranks must be the length of the sequence", name, r, k, n)
+			return nil, status.Errorf(status.InvalidArgument,
+				"sp.NewBatch: %s: rank %d has %d of %d tokens; the sum over the ranks must be the length of the sequence",
+				name, r, k, n)
 		}
 		spans[r] = span{at, at + k}
 		at += k
 	}
 	if at != n {
-		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s have the sum %d, the sequence has %d tokens; assign every token to a rank", name, at, n)
+		return nil, status.Errorf(status.InvalidArgument,
+			"sp.NewBatch: %s have the sum %d, the sequence has %d tokens; assign every token to a rank", name, at, n)
 	}
 	return spans, nil
 }
@@ -198,7 +203,8 @@ func (b *Batch) documents() error {
 	given := s.CuSeqlens != nil || s.Positions != nil
 	switch {
 	case !given && s.CuSeqlensKV != nil:
-		return status.Errorf(status.InvalidArgument, "sp.NewBatch: cu_seqlens_k is given without cu_seqlens; give cu_seqlens of the queries")
+		return status.Errorf(status.InvalidArgument,
+			"sp.NewBatch: cu_seqlens_k is given without cu_seqlens; give cu_seqlens of the queries")
 	case !given:
 		b.queries.cu, b.keys.cu = rowStarts(s.Batch, s.Seq), rowStarts(s.Batch, s.KVSeq)
 		return nil
@@ -224,7 +230,8 @@ func (b *Batch) documents() error {
 	if s.CuSeqlensKV == nil {
 		if s.KVSeq != s.Seq {
 			return status.Errorf(status.InvalidArgument,
-				"sp.NewBatch: documents are given for %d queries of a sequence, but not for %d keys; give cu_seqlens_k", s.Seq, s.KVSeq)
+				"sp.NewBatch: documents are given for %d queries of a sequence, but not for %d keys; give cu_seqlens_k",
+				s.Seq, s.KVSeq)
 		}
 		b.keys.cu = b.queries.cu
 		return nil
@@ -233,7 +240,8 @@ func (b *Batch) documents() error {
 		return err
 	}
 	if len(s.CuSeqlensKV) != len(b.queries.cu) {
-		return status.Errorf(status.InvalidArgument, "sp.NewBatch: %d documents of queries, %d of keys; give the same number in cu_seqlens and cu_seqlens_k",
+		return status.Errorf(status.InvalidArgument,
+			"sp.NewBatch: %d documents of queries, %d of keys; give the same number in cu_seqlens and cu_seqlens_k",
 			len(b.queries.cu)-1, len(s.CuSeqlensKV)-1)
 	}
 	b.keys.cu = slices.Clone(s.CuSeqlensKV)
@@ -241,7 +249,8 @@ func (b *Batch) documents() error {
 		for i := range b.queries.cu[1:] {
 			if q, k := b.queries.cu[i]/s.Seq, b.keys.cu[i]/s.KVSeq; q != k {
 				return status.Errorf(status.InvalidArgument,
-					"sp.NewBatch: document %d has queries in sequence %d and keys in sequence %d; give both in the same order", i, q, k)
+					"sp.NewBatch: document %d has queries in sequence %d and keys in sequence %d; give both in the same order",
+					i, q, k)
 			}
 		}
 	}
@@ -266,15 +275,18 @@ func checkCu(name string, cu []int64, batch, seq int64) error {
 		return bad("%d entries; give the start of each document, then the end, %d", len(cu), total)
 	}
 	if cu[0] != 0 || cu[len(cu)-1] != total {
-		return bad("it starts at %d and ends at %d; it must start at 0 and end at %d, the number of tokens", cu[0], cu[len(cu)-1], total)
+		return bad("it starts at %d and ends at %d; it must start at 0 and end at %d, the number of tokens", cu[0],
+			cu[len(cu)-1], total)
 	}
 	end := seq // of the current sequence
 	for i, at := range cu[1:] {
 		if at <= cu[i] {
-			return bad("entry %d is %d after %d; entries must increase, because every document has at least one token", i+1, at, cu[i])
+			return bad("entry %d is %d after %d; entries must increase, because every document has at least one token",
+				i+1, at, cu[i])
 		}
 		if at > end {
-			return bad("document %d, tokens %d to %d, crosses the end of a sequence at %d; end the document there", i, cu[i], at, end)
+			return bad("document %d, tokens %d to %d, crosses the end of a sequence at %d; end the document there", i,
+				cu[i], at, end)
 		}
 		if at == end {
 			end += seq
@@ -287,7 +299,8 @@ func checkCu(name string, cu []int64, batch, seq int64) error {
 func positionStarts(positions []int64, batch, seq int64) ([]int64, error) {
 	if int64(len(positions)) != batch*seq {
 		return nil, status.Errorf(status.InvalidArgument,
-			"sp.NewBatch: %d positions for %d tokens; give one for each token of the global batch", len(positions), batch*seq)
+			"sp.NewBatch: %d positions for %d tokens; give one for each token of the global batch", len(positions),
+			batch*seq)
 	}
 	var cu []int64
 	for i, p := range positions {
@@ -394,7 +407,8 @@ func (b *Batch) RankRows(rank int) (lo, hi int64) {
 // Mixed reports whether keys differ from queries in number, sharding or documents, as in
 // cross-attention.
 func (b *Batch) Mixed() bool {
-	return b.queries.n != b.keys.n || !slices.Equal(b.queries.rows, b.keys.rows) || !slices.Equal(b.queries.cu, b.keys.cu)
+	return b.queries.n != b.keys.n || !slices.Equal(b.queries.rows, b.keys.rows) ||
+		!slices.Equal(b.queries.cu, b.keys.cu)
 }
 
 // Rank returns this rank.

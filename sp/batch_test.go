@@ -22,11 +22,14 @@ func TestKeyHeadsUnderQueryHeads(t *testing.T) {
 					for h := range kv {
 						used := q.lo < (h+1)*group && q.hi > h*group
 						if held := key[r].lo <= h && h < key[r].hi; used != held {
-							t.Fatalf("kv %d group %d size %d: rank %d with query heads %v has key head %d: %v", kv, group, size, r, q, h, held)
+							t.Fatalf("kv %d group %d size %d: rank %d with query heads %v has key head %d: %v", kv,
+								group, size, r, q, h, held)
 						}
 					}
-					if owned[r].lo != next || owned[r].n() > 0 && (owned[r].lo < key[r].lo || owned[r].hi != key[r].hi) {
-						t.Fatalf("kv %d group %d size %d: rank %d has %v and owns %v", kv, group, size, r, key[r], owned[r])
+					if owned[r].lo != next || owned[r].n() > 0 &&
+						(owned[r].lo < key[r].lo || owned[r].hi != key[r].hi) {
+						t.Fatalf("kv %d group %d size %d: rank %d has %v and owns %v", kv, group, size, r, key[r],
+							owned[r])
 					}
 					next = owned[r].hi
 				}
@@ -46,12 +49,15 @@ func TestDocuments(t *testing.T) {
 	}{
 		{"rows", BatchSpec{Batch: 2, Seq: 5}, []int64{0, 5, 10}, []int64{0, 5, 10}},
 		{"rows of other lengths", BatchSpec{Batch: 2, Seq: 5, KVSeq: 3}, []int64{0, 5, 10}, []int64{0, 3, 6}},
-		{"given", BatchSpec{Batch: 2, Seq: 5, CuSeqlens: []int64{0, 2, 5, 10}}, []int64{0, 2, 5, 10}, []int64{0, 2, 5, 10}},
+		{"given", BatchSpec{Batch: 2, Seq: 5, CuSeqlens: []int64{0, 2, 5, 10}}, []int64{0, 2, 5, 10},
+			[]int64{0, 2, 5, 10}},
 		{"given twice", BatchSpec{Batch: 1, Seq: 5, CuSeqlens: []int64{0, 2, 5}, CuSeqlensKV: []int64{0, 3, 5}},
 			[]int64{0, 2, 5}, []int64{0, 3, 5}},
 		{"a row start is a document start above 0; jumps start nothing",
-			BatchSpec{Batch: 2, Seq: 4, Positions: []int64{7, 8, 0, 1, 2, 9, 4, 0}}, []int64{0, 2, 4, 7, 8}, []int64{0, 2, 4, 7, 8}},
-		{"both", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 1, 4}, Positions: []int64{0, 0, 1, 2}}, []int64{0, 1, 4}, []int64{0, 1, 4}},
+			BatchSpec{Batch: 2, Seq: 4, Positions: []int64{7, 8, 0, 1, 2, 9, 4, 0}}, []int64{0, 2, 4, 7, 8},
+			[]int64{0, 2, 4, 7, 8}},
+		{"both", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 1, 4}, Positions: []int64{0, 0, 1, 2}},
+			[]int64{0, 1, 4}, []int64{0, 1, 4}},
 	} {
 		b, err := newBatch(0, 1, c.spec)
 		if err != nil {
@@ -95,7 +101,8 @@ func TestRefusals(t *testing.T) {
 		{"without cu_seqlens;", BatchSpec{Batch: 1, Seq: 4, CuSeqlensKV: []int64{0, 4}}},
 		{"give cu_seqlens_k", BatchSpec{Batch: 1, Seq: 4, KVSeq: 6, CuSeqlens: []int64{0, 4}}},
 		{"cu_seqlens_k", BatchSpec{Batch: 1, Seq: 4, KVSeq: 6, CuSeqlens: []int64{0, 4}, CuSeqlensKV: []int64{0, 4}}},
-		{"1 of keys; give the same number", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 2, 4}, CuSeqlensKV: []int64{0, 4}}},
+		{"1 of keys; give the same number",
+			BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 2, 4}, CuSeqlensKV: []int64{0, 4}}},
 		{"same order", BatchSpec{Batch: 2, Seq: 4, CuSeqlens: []int64{0, 2, 4, 8}, CuSeqlensKV: []int64{0, 4, 6, 8}}},
 		{"3 positions for 4", BatchSpec{Batch: 1, Seq: 4, Positions: []int64{0, 1, 2}}},
 		{"negative", BatchSpec{Batch: 1, Seq: 2, Positions: []int64{0, -1}}},
@@ -117,7 +124,8 @@ func TestRefusals(t *testing.T) {
 			if c.Size() == 1 {
 				return nil
 			}
-			layer, spec := Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8}, BatchSpec{Batch: 1, Seq: 8, CuSeqlens: []int64{0, 3, 8}}
+			layer, spec := Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8},
+				BatchSpec{Batch: 1, Seq: 8, CuSeqlens: []int64{0, 3, 8}}
 			if c.Rank() == c.Size()-1 {
 				layer.Causal, spec.CuSeqlens = true, []int64{0, 4, 8}
 			}

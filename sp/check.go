@@ -58,7 +58,8 @@ func (p *Plan) checkOptions(op string, b *Batch, a *Args) error {
 	if a.BlockMask.NDim == 3 && a.BlockMask.Shape[0] != 1 {
 		heads = l.Heads
 	}
-	if err := checkShape(op, "block_mask", a.BlockMask, tensor.U8, heads, ceil(b.queries.n, l.BlockRows), ceil(b.keys.n, l.BlockColumns)); err != nil {
+	if err := checkShape(op, "block_mask", a.BlockMask, tensor.U8, heads, ceil(b.queries.n, l.BlockRows),
+		ceil(b.keys.n, l.BlockColumns)); err != nil {
 		return err
 	}
 	if !a.BlockMask.Contiguous() {
@@ -72,9 +73,12 @@ func (p *Plan) checkOptions(op string, b *Batch, a *Args) error {
 func checkOption(op, name, option string, t tensor.Tensor, set, needed bool) error {
 	switch {
 	case set && needed && t.IsNil():
-		return status.Errorf(status.InvalidArgument, "%s: %s is missing, and the layer was planned with %s; give it", op, name, option)
+		return status.Errorf(status.InvalidArgument, "%s: %s is missing, and the layer was planned with %s; give it",
+			op, name, option)
 	case !set && !t.IsNil():
-		return status.Errorf(status.InvalidArgument, "%s: %s is given, and the layer was planned without %s; plan with it, or leave the tensor out", op, name, option)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %s is given, and the layer was planned without %s; plan with it, or leave the tensor out", op,
+			name, option)
 	}
 	return nil
 }
@@ -117,7 +121,8 @@ func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
 	need := p.Sizes(b).Saved
 	if !a.SavedLSE.IsNil() {
 		if a.Saved.IsNil() {
-			return status.Errorf(status.InvalidArgument, "%s: saved_lse is given without saved; give both or neither", op)
+			return status.Errorf(status.InvalidArgument, "%s: saved_lse is given without saved; give both or neither",
+				op)
 		}
 		saved, lse := p.SeparateSizes(b)
 		if err := checkBytes(op, "saved_lse", a.SavedLSE, lse); err != nil {
@@ -160,7 +165,8 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 		}
 	}
 	if err := p.checkOperands(op, b, [4]operand{
-		{"dout", g.DOut, false, l.VDim}, {"dq", g.DQ, false, l.Dim}, {"dk", g.DK, true, l.Dim}, {"dv", g.DV, true, l.VDim},
+		{"dout", g.DOut, false, l.VDim}, {"dq", g.DQ, false, l.Dim}, {"dk", g.DK, true, l.Dim},
+		{"dv", g.DV, true, l.VDim},
 	}); err != nil {
 		return err
 	}
@@ -172,7 +178,8 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 func (p *Plan) checkRestore(b *Batch, a *Args) error {
 	const op = "sp.Restore"
 	if p.layer.NoBackward || a.Saved.IsNil() || a.SavedLSE.IsNil() {
-		return status.Errorf(status.InvalidArgument, "%s: saved or saved_lse is missing; give both, with saved_lse as Forward left it", op)
+		return status.Errorf(status.InvalidArgument,
+			"%s: saved or saved_lse is missing; give both, with saved_lse as Forward left it", op)
 	}
 	return p.checkForward(b, a)
 }
@@ -183,7 +190,8 @@ func (p *Plan) checkNorm(op string, a *Args, x HeadNorm, w, rstd string, rows, h
 		return nil
 	}
 	if a.Cos.IsNil() {
-		return status.Errorf(status.InvalidArgument, "%s: %s is given without cos and sin; give them, or normalize before the call", op, w)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %s is given without cos and sin; give them, or normalize before the call", op, w)
 	}
 	if err := checkShape(op, w, x.W, p.layer.DType, p.layer.Dim); err != nil {
 		return err
@@ -196,14 +204,17 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 	if err := p.checkNorm(op, a, a.QNorm, "q_norm.w", "q_norm.rstd", b.spec.Batch*b.Rows(), p.layer.Heads); err != nil {
 		return err
 	}
-	if err := p.checkNorm(op, a, a.KNorm, "k_norm.w", "k_norm.rstd", b.spec.Batch*b.KVRows(), p.layer.KVHeads); err != nil {
+	if err := p.checkNorm(op, a, a.KNorm, "k_norm.w", "k_norm.rstd", b.spec.Batch*b.KVRows(),
+		p.layer.KVHeads); err != nil {
 		return err
 	}
 	if a.Cos.IsNil() && a.Sin.IsNil() {
 		return nil
 	}
 	if b.queries.n != b.keys.n {
-		return status.Errorf(status.InvalidArgument, "%s: %d queries and %d keys cannot share one table of angles; rotate them before the call", op, b.queries.n, b.keys.n)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %d queries and %d keys cannot share one table of angles; rotate them before the call", op, b.queries.n,
+			b.keys.n)
 	}
 	half := a.Cos.Shape[1]
 	for _, x := range [...]struct {
@@ -214,7 +225,8 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 			return err
 		}
 		if !x.t.Contiguous() || 2*half > p.layer.Dim {
-			return status.Errorf(status.InvalidArgument, "%s: %s is %v; give a dense table of at most %d angles in each row", op, x.name, x.t, p.layer.Dim/2)
+			return status.Errorf(status.InvalidArgument,
+				"%s: %s is %v; give a dense table of at most %d angles in each row", op, x.name, x.t, p.layer.Dim/2)
 		}
 	}
 	return nil
@@ -223,11 +235,13 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 // checkBatch returns an error for a batch that was made for another rank or number of ranks.
 func (p *Plan) checkBatch(op string, b *Batch) error {
 	if b.rank != p.rank || b.size != p.size {
-		return status.Errorf(status.InvalidArgument, "%s: the batch is for rank %d of %d, the plan for rank %d of %d; make both on one communicator",
+		return status.Errorf(status.InvalidArgument,
+			"%s: the batch is for rank %d of %d, the plan for rank %d of %d; make both on one communicator",
 			op, b.rank, b.size, p.rank, p.size)
 	}
 	if b.spec.Ring != p.ring {
-		return status.Errorf(status.InvalidArgument, "%s: the batch has a ring of %d, the plan of %d; make both with one ring", op, b.spec.Ring, p.ring)
+		return status.Errorf(status.InvalidArgument,
+			"%s: the batch has a ring of %d, the plan of %d; make both with one ring", op, b.spec.Ring, p.ring)
 	}
 	return nil
 }
@@ -242,7 +256,8 @@ func (p *Plan) CheckRows(b *Batch) error {
 	}
 	info := p.dev.Info()
 	if most := info.AttentionRows; most > 0 && max(q, k) > most/n {
-		return status.Errorf(status.Unsupported, "sp.CheckRows: %d queries and %d keys of each of %d sequences are in a call of attention; device %s supports at most %d in all; use shorter sequences, or more groups of a ring",
+		return status.Errorf(status.Unsupported,
+			"sp.CheckRows: %d queries and %d keys of each of %d sequences are in a call of attention; device %s supports at most %d in all; use shorter sequences, or more groups of a ring",
 			q, k, n, info.Kind, most)
 	}
 	return nil
@@ -274,7 +289,8 @@ func checkBytes(op, name string, t tensor.Tensor, need int64) error {
 		return nil
 	}
 	if t.DType != tensor.U8 || t.Numel() < need {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be U8 of at least %d bytes, the size that the plan reports", op, name, t, need)
+		return status.Errorf(status.InvalidArgument,
+			"%s: %s is %v; it must be U8 of at least %d bytes, the size that the plan reports", op, name, t, need)
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ type lateRun struct {
 
 // fakes returns test devices with different properties. They compute as the CPU does.
 func fakes() []devicetest.Kind {
-	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
+	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}),
+		devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
 }
 
 // plugins returns the CUDA plug-in with its communicators.
@@ -36,7 +37,8 @@ func plugins(t *testing.T) []devicetest.Kind {
 	return []devicetest.Kind{devicetest.CUDA(t, "cuda", false), devicetest.CUDA(t, "cuda, through the host", true)}
 }
 
-func eachLate(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most int, f func(c comm.Comm, lc layerCase, k devicetest.Kind) error) {
+func eachLate(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most int,
+	f func(c comm.Comm, lc layerCase, k devicetest.Kind) error) {
 	for _, k := range kinds {
 		for _, dtype := range dtypes {
 			for _, lc := range layerCases {
@@ -58,7 +60,8 @@ func eachLate(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most
 
 // pluginCases are the cases for the emulated plug-in, which is slow: one for each kind of uneven
 // ranks or documents.
-var pluginCases = []string{"shared key heads", "groups across ranks", "fewer heads than ranks", "fewer tokens than ranks", "value heads wider",
+var pluginCases = []string{"shared key heads", "groups across ranks", "fewer heads than ranks",
+	"fewer tokens than ranks", "value heads wider",
 	"documents in rows", "documents across", "window"}
 
 var bothTypes = []tensor.DType{tensor.F32, tensor.BF16}
@@ -78,11 +81,13 @@ func late(host comm.Comm, l Layer, s BatchSpec, k devicetest.Kind) *lateRun {
 	x, n, size := r.x, s.Batch, r.p.Sizes(r.x)
 	gapped := func(dtype tensor.DType, rows, heads, dim int64) tensor.Tensor {
 		outer := tensor.Of(nil, dtype, n, rows+1, heads+1, dim+3)
-		return r.bytes(outer.Bytes()).At(0, dtype, n, rows+1, heads+1, dim+3).Slice(1, 0, rows).Slice(2, 0, heads).Slice(3, 0, dim)
+		return r.bytes(outer.Bytes()).At(0, dtype, n, rows+1, heads+1, dim+3).Slice(1, 0, rows).Slice(2, 0,
+			heads).Slice(3, 0, dim)
 	}
 	r.a = Args{Q: gapped(l.DType, x.Rows(), l.Heads, l.Dim), K: gapped(l.DType, x.KVRows(), l.KVHeads, l.Dim),
 		V: gapped(l.DType, x.KVRows(), l.KVHeads, l.VDim), Out: gapped(l.DType, x.Rows(), l.Heads, l.VDim),
-		LSE: gapped(tensor.F32, x.Rows(), l.Heads, 1).Select(3, 0), Saved: r.bytes(size.Saved), Workspace: r.bytes(size.Workspace)}
+		LSE: gapped(tensor.F32, x.Rows(), l.Heads, 1).Select(3, 0), Saved: r.bytes(size.Saved),
+		Workspace: r.bytes(size.Workspace)}
 	r.g = Grads{DOut: gapped(l.DType, x.Rows(), l.Heads, l.VDim), DQ: gapped(l.DType, x.Rows(), l.Heads, l.Dim),
 		DK: gapped(l.DType, x.KVRows(), l.KVHeads, l.Dim), DV: gapped(l.DType, x.KVRows(), l.KVHeads, l.VDim)}
 	r.fill(r.a.Q, nameQ, x.Lo())
@@ -139,7 +144,8 @@ func (r *lateRun) run() error {
 
 // results returns out, lse, dq, dk and dv on the host.
 func (r *lateRun) results() [5]tensor.Tensor {
-	return [5]tensor.Tensor{r.host(r.a.Out), r.host(addUnitAxis(r.a.LSE)), r.host(r.g.DQ), r.host(r.g.DK), r.host(r.g.DV)}
+	return [5]tensor.Tensor{r.host(r.a.Out), r.host(addUnitAxis(r.a.LSE)), r.host(r.g.DQ), r.host(r.g.DK),
+		r.host(r.g.DV)}
 }
 
 var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
@@ -177,7 +183,8 @@ func bitsOfOne(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 	r := late(c, lc.layer, lc.batch, k)
 	forward, backward := r.p.BytesSent(r.x)
 	if must(r.run()); r.sent.bytes != forward+backward+r.p.LSEBytesSent(r.x) {
-		return fmt.Errorf("sent %d bytes, planned %d, %d and %d", r.sent.bytes, forward, backward, r.p.LSEBytesSent(r.x))
+		return fmt.Errorf("sent %d bytes, planned %d, %d and %d", r.sent.bytes, forward, backward,
+			r.p.LSEBytesSent(r.x))
 	}
 	one := late(alone(), lc.layer, lc.batch, k)
 	must(one.run())
@@ -202,7 +209,8 @@ func bitsOfOne(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 				limit = float64(2*holders) / 512
 			}
 			if delta, top := farFrom(x, y, lo); !(delta <= limit*top) {
-				return fmt.Errorf("%s of key head %d, on %d ranks, is %.3g from one rank's, of %.3g", resultNames[i], h, holders, delta, top)
+				return fmt.Errorf("%s of key head %d, on %d ranks, is %.3g from one rank's, of %.3g", resultNames[i], h,
+					holders, delta, top)
 			}
 		}
 	}
@@ -266,9 +274,10 @@ func TestRingOnLateDevices(t *testing.T) {
 				lc.layer.Ring, lc.batch.Ring, lc.layer.Gather = int64(x[1]), int64(x[1]), i%2 == 0
 				for _, dtype := range bothTypes {
 					lc.layer.DType = dtype
-					t.Run(fmt.Sprintf("%s/%v/%s/%d ranks, ring of %d", kind.Name, dtype, lc.name, x[0], x[1]), func(t *testing.T) {
-						mpitest.Ranks(t, x[0], func(c comm.Comm) error { return againstFloat64(c, lc, kind) })
-					})
+					t.Run(fmt.Sprintf("%s/%v/%s/%d ranks, ring of %d", kind.Name, dtype, lc.name, x[0], x[1]),
+						func(t *testing.T) {
+							mpitest.Ranks(t, x[0], func(c comm.Comm) error { return againstFloat64(c, lc, kind) })
+						})
 				}
 			}
 		}
@@ -281,7 +290,8 @@ func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 	round, limits := func(v float32) float32 { return v }, [5]float64{2e-5, 2e-5, 2e-5, 2e-5, 2e-5}
 	if lc.layer.DType == tensor.BF16 {
 		// Half a unit in the last place is at most 2^-8 of a number.
-		round, limits = func(v float32) float32 { return tensor.BF16ToF32(tensor.F32ToBF16(v)) }, [5]float64{1.0 / 250, 2e-5, 1.0 / 60, 1.0 / 60, 1.0 / 60}
+		round, limits = func(v float32) float32 { return tensor.BF16ToF32(tensor.F32ToBF16(v)) },
+			[5]float64{1.0 / 250, 2e-5, 1.0 / 60, 1.0 / 60, 1.0 / 60}
 	}
 	cuQ, cuK := r.x.Documents()
 	g := r.p.layer.reference(cuQ, cuK)
@@ -351,7 +361,10 @@ func TestWideHeadsAreRefused(t *testing.T) {
 			fine      bool
 		}{{widest, widest, true}, {widest + 1, 64, false}, {64, widest + 1, false}} {
 			_, err := NewPlan(d, c, Layer{Heads: 1, KVHeads: 1, Dim: x.dim, VDim: x.vdim})
-			if (err == nil) != x.fine || !x.fine && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), fmt.Sprintf("dim %d, v_dim %d: attention of device cuda", x.dim, x.vdim))) {
+			if (err == nil) != x.fine || !x.fine &&
+				(status.Of(err) != status.Unsupported ||
+					!strings.Contains(err.Error(),
+						fmt.Sprintf("dim %d, v_dim %d: attention of device cuda", x.dim, x.vdim))) {
 				return fmt.Errorf("heads of %d and %d: %v", x.dim, x.vdim, err)
 			}
 		}

@@ -103,7 +103,8 @@ func (h *Halo) check(op string, b *Batch) error {
 		}
 	}
 	if n == 0 {
-		return status.Errorf(status.InvalidArgument, "%s: n is 0; give the number of rows, negative for rows behind this rank's own", op)
+		return status.Errorf(status.InvalidArgument,
+			"%s: n is 0; give the number of rows, negative for rows behind this rank's own", op)
 	}
 	send, recv := b.HaloElements(int(b.rank), h.N, h.X.Shape[2])
 	return checkBytes(op, "workspace", h.Workspace, (send+recv)*h.X.DType.Size())

@@ -46,7 +46,8 @@ func checkHalo(c comm.Comm, s BatchSpec, n, width int64) error {
 	x, err := NewBatch(c, s)
 	must(err)
 	send, recv := x.HaloElements(c.Rank(), n, width)
-	h := Halo{N: n, X: b.gapped(s.Batch, x.Rows(), 1, width).Select(2, 0), Rows: b.gapped(s.Batch, max(n, -n), 1, width).Select(2, 0),
+	h := Halo{N: n, X: b.gapped(s.Batch, x.Rows(), 1, width).Select(2, 0),
+		Rows:      b.gapped(s.Batch, max(n, -n), 1, width).Select(2, 0),
 		Workspace: b.bytes((send + recv) * 4)}
 	each(rowHeads(h.X), func(i, row, _, d int64, v *float32) { *v = value(1, i, x.Lo()+row, d) })
 	must(h.Forward(b.dev, counted, b.stream, x))
@@ -74,7 +75,8 @@ func checkHalo(c comm.Comm, s BatchSpec, n, width int64) error {
 			want = value(1, i, first+j, d)
 		}
 		if math.Float32bits(*v) != math.Float32bits(want) && err == nil {
-			err = fmt.Errorf("%v, n %d: the halo of rows %d to %d has %v at %d of sequence %d, want %v", s, n, x.Lo(), x.Hi(), *v, first+j, i, want)
+			err = fmt.Errorf("%v, n %d: the halo of rows %d to %d has %v at %d of sequence %d, want %v", s, n, x.Lo(),
+				x.Hi(), *v, first+j, i, want)
 		}
 	})
 	if err != nil {

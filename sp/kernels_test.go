@@ -57,7 +57,8 @@ func TestDeterministic(t *testing.T) {
 			p, err := NewPlan(d, c, l)
 			must(err)
 			forward, backward, err := p.Kernels()
-			if want := map[bool]string{false: "quick", true: "steady"}[deterministic]; err != nil || forward != "quick" || backward != want {
+			if want := map[bool]string{false: "quick", true: "steady"}[deterministic]; err != nil ||
+				forward != "quick" || backward != want {
 				t.Errorf("deterministic %v: %q and %q, %v", deterministic, forward, backward, err)
 			}
 			for _, s := range d.shape {
@@ -69,9 +70,10 @@ func TestDeterministic(t *testing.T) {
 			must(err)
 			size := p.Sizes(x)
 			rows := x.Rows()
-			a := Args{Q: b.tensor(1, rows, 2, 8), K: b.tensor(1, rows, 1, 8), V: b.tensor(1, rows, 1, 4), Out: b.tensor(1, rows, 2, 4),
-				Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace)}
-			g := Grads{DOut: b.tensor(1, rows, 2, 4), DQ: b.tensor(1, rows, 2, 8), DK: b.tensor(1, rows, 1, 8), DV: b.tensor(1, rows, 1, 4)}
+			a := Args{Q: b.tensor(1, rows, 2, 8), K: b.tensor(1, rows, 1, 8), V: b.tensor(1, rows, 1, 4),
+				Out: b.tensor(1, rows, 2, 4), Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace)}
+			g := Grads{DOut: b.tensor(1, rows, 2, 4), DQ: b.tensor(1, rows, 2, 8), DK: b.tensor(1, rows, 1, 8),
+				DV: b.tensor(1, rows, 1, 4)}
 			must(p.Forward(b.stream, x, &a))
 			must(p.Backward(b.stream, x, &a, &g))
 			if least := map[bool]int{false: 2, true: 4}[c.Rank() < 2]; len(d.deterministic) < least {
@@ -99,7 +101,8 @@ func TestKernels(t *testing.T) {
 		l := Layer{Heads: 2, KVHeads: 2, Dim: 9, VDim: 9, DType: tensor.F32, Deterministic: true}
 		p, err := NewPlan(d, c, l)
 		must(err)
-		if _, _, err := p.Kernels(); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "head sizes 9 and 9") {
+		if _, _, err := p.Kernels(); status.Of(err) != status.Unsupported ||
+			!strings.Contains(err.Error(), "head sizes 9 and 9") {
 			t.Errorf("%v", err)
 		}
 		l.NoBackward = true
@@ -114,7 +117,8 @@ func TestKernels(t *testing.T) {
 			t.Errorf("a device with one row: %q, %q, %v", forward, backward, err)
 		}
 		l.Deterministic = c.Rank() == 0
-		if _, err := NewPlan(d, c, l); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "deterministic") {
+		if _, err := NewPlan(d, c, l); status.Of(err) != status.InvalidArgument ||
+			!strings.Contains(err.Error(), "deterministic") {
 			t.Errorf("ranks that differ: %v", err)
 		}
 		return nil

@@ -25,15 +25,18 @@ func TestLaunchesOfALayer(t *testing.T) {
 	for batch, all := range map[int64]int{1: 8, 2: 10} {
 		log := filepath.Join(t.TempDir(), "launches")
 		err := comm.RunLocal(ranks, func(c comm.Comm) error {
-			r := late(c, Layer{Heads: 16, KVHeads: 8, Dim: 16, VDim: 16, DType: tensor.BF16, Causal: true}, BatchSpec{Batch: batch, Seq: 64}, kind)
+			r := late(c, Layer{Heads: 16, KVHeads: 8, Dim: 16, VDim: 16, DType: tensor.BF16, Causal: true},
+				BatchSpec{Batch: batch, Seq: 64}, kind)
 			dense := func(dtype tensor.DType, shape ...int64) tensor.Tensor {
 				x := tensor.Of(nil, dtype, shape...)
 				return r.bytes(x.Bytes()).At(0, dtype, shape...)
 			}
 			n := r.x.Rows()
 			q, k := []int64{batch, n, 16, 16}, []int64{batch, n, 8, 16}
-			r.a.Q, r.a.Out, r.g.DOut, r.g.DQ = dense(tensor.BF16, q...), dense(tensor.BF16, q...), dense(tensor.BF16, q...), dense(tensor.BF16, q...)
-			r.a.K, r.a.V, r.g.DK, r.g.DV = dense(tensor.BF16, k...), dense(tensor.BF16, k...), dense(tensor.BF16, k...), dense(tensor.BF16, k...)
+			r.a.Q, r.a.Out, r.g.DOut, r.g.DQ = dense(tensor.BF16, q...), dense(tensor.BF16, q...),
+				dense(tensor.BF16, q...), dense(tensor.BF16, q...)
+			r.a.K, r.a.V, r.g.DK, r.g.DV = dense(tensor.BF16, k...), dense(tensor.BF16, k...), dense(tensor.BF16, k...),
+				dense(tensor.BF16, k...)
 			r.a.LSE, r.a.Cos, r.a.Sin = tensor.Tensor{}, dense(tensor.F32, batch*n, 8), dense(tensor.F32, batch*n, 8)
 			must(r.stream.Sync())
 			must(comm.Agree(c, nil))

@@ -123,7 +123,8 @@ type exchange struct {
 // newExchange returns the exchange of a rank between the layouts of tokens and of attention.
 func newExchange(tokens, attention layout, rank int64) *exchange {
 	size, each := int64(len(tokens)), int64(len(tokens)/len(attention))
-	x := &exchange{seq: make([][]span, size), heads: make([][]span, size), seqRows: make([]int64, size), headsRows: make([]int64, size)}
+	x := &exchange{seq: make([][]span, size), heads: make([][]span, size), seqRows: make([]int64, size),
+		headsRows: make([]int64, size)}
 	for j := range size {
 		x.seq[j], _ = common(tokens[rank], attention[j/each])
 		_, x.heads[j] = common(tokens[j], attention[rank/each])

@@ -57,7 +57,8 @@ func matrixMasks() (masks []matrixMask) {
 			all = append(all, cases[len(cases)-1])
 		}
 	}
-	add("all options but a right window", append(all, func(l *Layer) { l.Window = &device.Window{Left: 30, Right: -1} })...)
+	add("all options but a right window",
+		append(all, func(l *Layer) { l.Window = &device.Window{Left: 30, Right: -1} })...)
 	return masks
 }
 
@@ -79,7 +80,8 @@ var matrixShapes = []matrixShape{
 var packedShapes = []matrixShape{
 	{heads: 4, kvHeads: 2, dim: 8, vDim: 8, batch: 1, seq: 90, cu: []int64{0, 1, 30, 31, 33, 80, 90}},
 	{heads: 6, kvHeads: 3, dim: 7, vDim: 8, batch: 3, seq: 20, cu: []int64{0, 20, 25, 40, 41, 59, 60}},
-	{heads: 5, kvHeads: 5, dim: 8, vDim: 8, batch: 2, seq: 20, kvSeq: 10, cu: []int64{0, 3, 20, 40}, cuK: []int64{0, 9, 10, 20}},
+	{heads: 5, kvHeads: 5, dim: 8, vDim: 8, batch: 2, seq: 20, kvSeq: 10, cu: []int64{0, 3, 20, 40},
+		cuK: []int64{0, 9, 10, 20}},
 	{heads: 8, kvHeads: 2, dim: 16, vDim: 4, batch: 1, seq: 101, cu: []int64{0, 50, 101}},
 }
 
@@ -91,7 +93,8 @@ type matrixCase struct {
 
 func (c *matrixCase) String() string {
 	s := c.shape
-	return fmt.Sprintf("%s, heads %d/%d of %d and %d, %d x %d tokens, keys %d, documents %v", c.mask.name, s.heads, s.kvHeads, s.dim, s.vDim, s.batch, s.seq, s.kvSeq, s.cu)
+	return fmt.Sprintf("%s, heads %d/%d of %d and %d, %d x %d tokens, keys %d, documents %v", c.mask.name, s.heads,
+		s.kvHeads, s.dim, s.vDim, s.batch, s.seq, s.kvSeq, s.cu)
 }
 
 func (c *matrixCase) layer(ring int64, gather bool) Layer {
@@ -148,7 +151,8 @@ func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult
 		return err
 	}
 	s := c.shape
-	spec := BatchSpec{Batch: s.batch, Seq: s.seq, KVSeq: s.kvSeq, CuSeqlens: s.cu, CuSeqlensKV: s.cuK, Ring: m.ring, Zigzag: m.zigzag}
+	spec := BatchSpec{Batch: s.batch, Seq: s.seq, KVSeq: s.kvSeq, CuSeqlens: s.cu, CuSeqlensKV: s.cuK, Ring: m.ring,
+		Zigzag: m.zigzag}
 	if m.uneven {
 		spec.Rows = unevenRows(s.seq, m.ranks)
 		if s.kvSeq > 0 {
@@ -160,9 +164,11 @@ func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult
 		return err
 	}
 	n, rows, kvRows, size := s.batch, x.Rows(), x.KVRows(), p.Sizes(x)
-	a := Args{Q: b.tensor(n, rows, s.heads, s.dim), K: b.tensor(n, kvRows, s.kvHeads, s.dim), V: b.tensor(n, kvRows, s.kvHeads, s.vDim),
-		Out: b.tensor(n, rows, s.heads, s.vDim), LSE: b.tensor(n, rows, s.heads), Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace), Seed: seed}
-	g := Grads{DOut: b.tensor(n, rows, s.heads, s.vDim), DQ: b.tensor(n, rows, s.heads, s.dim), DK: b.tensor(n, kvRows, s.kvHeads, s.dim), DV: b.tensor(n, kvRows, s.kvHeads, s.vDim)}
+	a := Args{Q: b.tensor(n, rows, s.heads, s.dim), K: b.tensor(n, kvRows, s.kvHeads, s.dim),
+		V: b.tensor(n, kvRows, s.kvHeads, s.vDim), Out: b.tensor(n, rows, s.heads, s.vDim),
+		LSE: b.tensor(n, rows, s.heads), Saved: b.bytes(size.Saved), Workspace: b.bytes(size.Workspace), Seed: seed}
+	g := Grads{DOut: b.tensor(n, rows, s.heads, s.vDim), DQ: b.tensor(n, rows, s.heads, s.dim),
+		DK: b.tensor(n, kvRows, s.kvHeads, s.dim), DV: b.tensor(n, kvRows, s.kvHeads, s.vDim)}
 	mine, kvMine := x.Ranges(cm.Rank()), x.KVRanges(cm.Rank())
 	for _, t := range []struct {
 		name   uint64
@@ -196,8 +202,10 @@ func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult
 		copy(a.BlockMask.RawBytes(), mask)
 	}
 	da, dg := a, g
-	tensors := []struct{ host, moved *tensor.Tensor }{{&a.Out, &da.Out}, {&a.LSE, &da.LSE}, {&g.DQ, &dg.DQ}, {&g.DK, &dg.DK}, {&g.DV, &dg.DV},
-		{&g.DSinks, &dg.DSinks}, {&g.DSlopes, &dg.DSlopes}, {&a.Q, &da.Q}, {&a.K, &da.K}, {&a.V, &da.V}, {&g.DOut, &dg.DOut}, {&a.Sinks, &da.Sinks},
+	tensors := []struct{ host, moved *tensor.Tensor }{{&a.Out, &da.Out}, {&a.LSE, &da.LSE}, {&g.DQ, &dg.DQ},
+		{&g.DK, &dg.DK}, {&g.DV, &dg.DV},
+		{&g.DSinks, &dg.DSinks}, {&g.DSlopes, &dg.DSlopes}, {&a.Q, &da.Q}, {&a.K, &da.K}, {&a.V, &da.V},
+		{&g.DOut, &dg.DOut}, {&a.Sinks, &da.Sinks},
 		{&a.Slopes, &da.Slopes}, {&a.BlockMask, &da.BlockMask}, {&a.Saved, &da.Saved}, {&a.Workspace, &da.Workspace}}
 	for _, t := range tensors {
 		*t.moved = b.moved(*t.host)
@@ -212,7 +220,8 @@ func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult
 		x      tensor.Tensor
 		ranges []Range
 		seq    int64
-	}{{a.Out, mine, x.Seq()}, {addUnitAxis(a.LSE), mine, x.Seq()}, {g.DQ, mine, x.Seq()}, {g.DK, kvMine, x.KVSeq()}, {g.DV, kvMine, x.KVSeq()}} {
+	}{{a.Out, mine, x.Seq()}, {addUnitAxis(a.LSE), mine, x.Seq()}, {g.DQ, mine, x.Seq()}, {g.DK, kvMine, x.KVSeq()},
+		{g.DV, kvMine, x.KVSeq()}} {
 		rowsOf(t.x, t.ranges, func(n, local, global int64) {
 			for h := range t.x.Shape[2] {
 				for d := range t.x.Shape[3] {
@@ -411,7 +420,8 @@ func matrixMeshes() (meshes []matrixMesh) {
 				meshes = append(meshes, matrixMesh{ranks: ranks, ring: ring, uneven: true})
 			}
 			if ring > 1 {
-				meshes = append(meshes, matrixMesh{ranks: ranks, ring: ring, zigzag: true}, matrixMesh{ranks: ranks, ring: ring, gather: true},
+				meshes = append(meshes, matrixMesh{ranks: ranks, ring: ring, zigzag: true},
+					matrixMesh{ranks: ranks, ring: ring, gather: true},
 					matrixMesh{ranks: ranks, ring: ring, zigzag: true, gather: true})
 			}
 		}
@@ -484,7 +494,8 @@ func (c *matrixCase) sameAsOne(got, one matrixResult, ranks int) error {
 // documents.
 func TestOptionsOnThePlugin(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
-	meshes := []matrixMesh{{ranks: 1, ring: 1}, {ranks: 3, ring: 1}, {ranks: 2, ring: 2, zigzag: true}, {ranks: 3, ring: 3, gather: true}, {ranks: 4, ring: 2}}
+	meshes := []matrixMesh{{ranks: 1, ring: 1}, {ranks: 3, ring: 1}, {ranks: 2, ring: 2, zigzag: true},
+		{ranks: 3, ring: 3, gather: true}, {ranks: 4, ring: 2}}
 	shapes := []matrixShape{matrixShapes[1], packedShapes[0]}
 	for i, m := range meshes {
 		if !slices.Contains(mpitest.Sizes(), m.ranks) {

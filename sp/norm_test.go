@@ -13,11 +13,13 @@ import (
 
 // normed returns the RMSNorm of the heads of [B, n, H, D], and its statistics [B·n, H].
 func normed(b *bench, src tensor.Tensor, w HeadNorm) (y, rstd tensor.Tensor) {
-	y, rstd = b.gapped(src.Shape[0], src.Shape[1], src.Shape[2], src.Shape[3]), b.tensor(src.Shape[0]*src.Shape[1], src.Shape[2])
+	y, rstd = b.gapped(src.Shape[0], src.Shape[1], src.Shape[2], src.Shape[3]),
+		b.tensor(src.Shape[0]*src.Shape[1], src.Shape[2])
 	n := src.Shape[1]
 	for i := range src.Shape[0] {
-		must(b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: src.Select(0, i), Y: y.Select(0, i), W: w.W, Eps: w.Eps, Centre: w.Centre,
-			RStd: rstd.Slice(0, i*n, (i+1)*n).Flatten(0, 1)}))
+		must(b.dev.RMSNormForward(b.stream,
+			&device.RMSNorm{X: src.Select(0, i), Y: y.Select(0, i), W: w.W, Eps: w.Eps, Centre: w.Centre,
+				RStd: rstd.Slice(0, i*n, (i+1)*n).Flatten(0, 1)}))
 	}
 	return y, rstd
 }
@@ -30,7 +32,8 @@ func TestNormOnTheWay(t *testing.T) {
 		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {
 			return err
 		}
-		r, want, before := prepare(b, c, lc.layer, lc.batch, 0, 0), prepare(b, c, lc.layer, lc.batch, 0, 0), prepare(b, c, lc.layer, lc.batch, 0, 0)
+		r, want, before := prepare(b, c, lc.layer, lc.batch, 0, 0), prepare(b, c, lc.layer, lc.batch, 0, 0),
+			prepare(b, c, lc.layer, lc.batch, 0, 0)
 		cos, sin := angles(b, r.x, lc.layer.Dim/4)
 		norm := func(q tensor.Tensor, centre float64) HeadNorm {
 			w, wide := b.tensor(lc.layer.Dim), b.tensor(q.Shape[0]*q.Shape[1], q.Shape[2]+3)
@@ -56,7 +59,8 @@ func TestNormOnTheWay(t *testing.T) {
 			name      string
 			got, want tensor.Tensor
 		}{{"out", r.a.Out, want.a.Out}, {"dq", r.g.DQ, want.g.DQ}, {"dk", r.g.DK, want.g.DK}, {"dv", r.g.DV, want.g.DV},
-			{"q's statistics", four(r.a.QNorm.RStd), four(qRStd)}, {"k's statistics", four(r.a.KNorm.RStd), four(kRStd)},
+			{"q's statistics", four(r.a.QNorm.RStd), four(qRStd)},
+			{"k's statistics", four(r.a.KNorm.RStd), four(kRStd)},
 			{"the caller's q", r.a.Q, before.a.Q}, {"the caller's k", r.a.K, before.a.K}} {
 			if err := sameBits(x.name, x.got, x.want, 0); err != nil {
 				return err
@@ -82,8 +86,10 @@ func TestNormRefused(t *testing.T) {
 	for name, x := range map[string]struct {
 		cos  tensor.Tensor
 		norm HeadNorm
-	}{"no rotation": {norm: good}, "width": {b.tensor(5, 4), HeadNorm{W: b.tensor(4), RStd: good.RStd}}, "rows": {b.tensor(5, 4), HeadNorm{W: good.W, RStd: b.tensor(4, 1)}},
-		"statistics": {b.tensor(5, 4), HeadNorm{W: good.W}}, "heads": {b.tensor(5, 4), HeadNorm{W: good.W, RStd: b.tensor(5, 2)}}} {
+	}{"no rotation": {norm: good}, "width": {b.tensor(5, 4), HeadNorm{W: b.tensor(4), RStd: good.RStd}},
+		"rows":       {b.tensor(5, 4), HeadNorm{W: good.W, RStd: b.tensor(4, 1)}},
+		"statistics": {b.tensor(5, 4), HeadNorm{W: good.W}},
+		"heads":      {b.tensor(5, 4), HeadNorm{W: good.W, RStd: b.tensor(5, 2)}}} {
 		r.a.Cos, r.a.Sin, r.a.KNorm = x.cos, x.cos, x.norm
 		if err := r.p.Forward(b.stream, r.x, &r.a); status.Of(err) != status.InvalidArgument {
 			t.Errorf("%s: %v", name, err)

@@ -31,10 +31,12 @@ type Option struct {
 
 // Options are the options of attention, in the order of docs/attention.md.
 var Options = []Option{
-	{Name: "causal, aligned with the last key of a document", Job: "`attention.causal`", C: "`ULYSSES_CAUSAL`", Python: "`causal=`",
+	{Name: "causal, aligned with the last key of a document", Job: "`attention.causal`", C: "`ULYSSES_CAUSAL`",
+		Python: "`causal=`",
 		has:    func(l *Layer) bool { return l.Causal },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("causal", l.Causal)} }},
-	{Name: "window", Job: "`attention.window`", C: "`ULYSSES_WINDOW`, `window_left`, `window_right`", Python: "`window=`",
+	{Name: "window", Job: "`attention.window`", C: "`ULYSSES_WINDOW`, `window_left`, `window_right`",
+		Python: "`window=`",
 		has:    func(l *Layer) bool { return l.Window != nil },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{{Name: "window", Value: windowText(l.Window)}} }},
 	{Name: "factor of scores", Job: "`attention.scale`", C: "`scale`", Python: "`scale=`",
@@ -42,7 +44,8 @@ var Options = []Option{
 		fields: func(l *Layer) []comm.Field { return []comm.Field{real("scale", l.Scale)} },
 		check: func(l *Layer) error {
 			if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
-				return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale is %v; set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
+				return status.Errorf(status.InvalidArgument,
+					"sp.NewPlan: scale is %v; set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
 			}
 			return nil
 		}},
@@ -51,26 +54,31 @@ var Options = []Option{
 		fields: func(l *Layer) []comm.Field { return []comm.Field{real("softcap", l.Softcap)} },
 		check: func(l *Layer) error {
 			if !device.IsSoftcap(l.Softcap) {
-				return status.Errorf(status.InvalidArgument, "sp.NewPlan: softcap is %v; set a number from %v to %v, or 0 for none", l.Softcap, device.MinSoftcap, device.MaxSoftcap)
+				return status.Errorf(status.InvalidArgument,
+					"sp.NewPlan: softcap is %v; set a number from %v to %v, or 0 for none", l.Softcap,
+					device.MinSoftcap, device.MaxSoftcap)
 			}
 			return nil
 		},
 		ask: func(l *Layer, a *device.Attention, _ int64, _ func(tensor.DType, ...int64) tensor.Tensor) {
 			a.Softcap = l.Softcap
 		}},
-	{Name: "slopes (ALiBi), with gradient", Job: "tensor `alibi`; `dalibi`", C: "`ULYSSES_ALIBI`, `alibi`; `dalibi`", Python: "`alibi=`",
+	{Name: "slopes (ALiBi), with gradient", Job: "tensor `alibi`; `dalibi`", C: "`ULYSSES_ALIBI`, `alibi`; `dalibi`",
+		Python: "`alibi=`",
 		has:    func(l *Layer) bool { return l.ALiBi },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("alibi", l.ALiBi)} },
 		ask: func(l *Layer, a *device.Attention, _ int64, of func(tensor.DType, ...int64) tensor.Tensor) {
 			a.Slopes = of(tensor.F32, l.Heads)
 		}},
-	{Name: "sinks, with gradient", Job: "tensor `sinks`; `dsinks`", C: "`ULYSSES_SINKS`, `sinks`; `dsinks`", Python: "`sinks=`",
+	{Name: "sinks, with gradient", Job: "tensor `sinks`; `dsinks`", C: "`ULYSSES_SINKS`, `sinks`; `dsinks`",
+		Python: "`sinks=`",
 		has:    func(l *Layer) bool { return l.Sinks },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("sinks", l.Sinks)} },
 		ask: func(l *Layer, a *device.Attention, _ int64, of func(tensor.DType, ...int64) tensor.Tensor) {
 			a.Sinks = of(tensor.F32, l.Heads)
 		}},
-	{Name: "block mask", Job: "`attention.pattern` or tensor `block_mask`; `attention.block`", C: "`ULYSSES_BLOCK_MASK`, `block_q`, `block_k`", Python: "`block_mask=`, `block=`",
+	{Name: "block mask", Job: "`attention.pattern` or tensor `block_mask`; `attention.block`",
+		C: "`ULYSSES_BLOCK_MASK`, `block_q`, `block_k`", Python: "`block_mask=`, `block=`",
 		has: func(l *Layer) bool { return l.BlockRows > 0 },
 		fields: func(l *Layer) []comm.Field {
 			return []comm.Field{number("block_rows", l.BlockRows), number("block_columns", l.BlockColumns)}
@@ -78,19 +86,23 @@ var Options = []Option{
 		check: func(l *Layer) error {
 			if l.BlockRows < 0 || l.BlockColumns < 0 || (l.BlockRows == 0) != (l.BlockColumns == 0) {
 				return status.Errorf(status.InvalidArgument,
-					"sp.NewPlan: blocks of the mask have %d rows and %d columns; set both to 1 or more, or both to 0 for no mask", l.BlockRows, l.BlockColumns)
+					"sp.NewPlan: blocks of the mask have %d rows and %d columns; set both to 1 or more, or both to 0 for no mask",
+					l.BlockRows, l.BlockColumns)
 			}
 			return nil
 		},
 		ask: func(l *Layer, a *device.Attention, rows int64, of func(tensor.DType, ...int64) tensor.Tensor) {
-			a.BlockMask, a.BlockRows, a.BlockColumns, a.QuerySeq, a.KeySeq = of(tensor.U8, 1, 1, 1), rows, rows, rows, rows
+			a.BlockMask, a.BlockRows, a.BlockColumns, a.QuerySeq, a.KeySeq = of(tensor.U8, 1, 1, 1), rows, rows,
+				rows, rows
 		}},
-	{Name: "dropout", Job: "`attention.dropout`, `attention.seed`", C: "`dropout`, `dropout_seed`", Python: "`dropout=`, `seed=`",
+	{Name: "dropout", Job: "`attention.dropout`, `attention.seed`", C: "`dropout`, `dropout_seed`",
+		Python: "`dropout=`, `seed=`",
 		has:    func(l *Layer) bool { return l.Dropout != 0 },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{real("dropout", l.Dropout)} },
 		check: func(l *Layer) error {
 			if !(l.Dropout >= 0 && l.Dropout < 1) {
-				return status.Errorf(status.InvalidArgument, "sp.NewPlan: dropout is %v; set a probability of at least 0 and below 1", l.Dropout)
+				return status.Errorf(status.InvalidArgument,
+					"sp.NewPlan: dropout is %v; set a probability of at least 0 and below 1", l.Dropout)
 			}
 			return nil
 		},
@@ -103,13 +115,16 @@ var Options = []Option{
 		ask: func(_ *Layer, a *device.Attention, _ int64, _ func(tensor.DType, ...int64) tensor.Tensor) {
 			a.Carry = true
 		}},
-	{Name: "all-gather of a ring's keys", Job: "`parallel.gather`", C: "`ULYSSES_GATHER_KEYS`", Python: "`Context(gather_keys=)`",
+	{Name: "all-gather of a ring's keys", Job: "`parallel.gather`", C: "`ULYSSES_GATHER_KEYS`",
+		Python: "`Context(gather_keys=)`",
 		has:    func(l *Layer) bool { return l.Gather },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("gather", l.Gather)} }},
-	{Name: "no backward pass", Job: "tensor `dout` left out", C: "`ULYSSES_NO_BACKWARD`", Python: "inputs without `requires_grad`",
+	{Name: "no backward pass", Job: "tensor `dout` left out", C: "`ULYSSES_NO_BACKWARD`",
+		Python: "inputs without `requires_grad`",
 		has:    func(l *Layer) bool { return l.NoBackward },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("no_backward", l.NoBackward)} }},
-	{Name: "bitwise reproducible backward pass", Job: "`device.deterministic`", C: "`ULYSSES_DETERMINISTIC`", Python: "`deterministic=`",
+	{Name: "bitwise reproducible backward pass", Job: "`device.deterministic`", C: "`ULYSSES_DETERMINISTIC`",
+		Python: "`deterministic=`",
 		has:    func(l *Layer) bool { return l.Deterministic },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("deterministic", l.Deterministic)} }},
 }

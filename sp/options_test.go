@@ -19,8 +19,10 @@ import (
 var optionCases = map[string][]func(l *Layer){
 	"causal, aligned with the last key of a document": {func(l *Layer) { l.Causal = true }},
 	"window": {
-		func(l *Layer) { l.Window = &device.Window{Left: 9, Right: -1} }, func(l *Layer) { l.Window = &device.Window{Left: 0, Right: 0} },
-		func(l *Layer) { l.Window = &device.Window{Left: 21, Right: 5} }, func(l *Layer) { l.Window = &device.Window{Left: -1, Right: 3} },
+		func(l *Layer) { l.Window = &device.Window{Left: 9, Right: -1} },
+		func(l *Layer) { l.Window = &device.Window{Left: 0, Right: 0} },
+		func(l *Layer) { l.Window = &device.Window{Left: 21, Right: 5} },
+		func(l *Layer) { l.Window = &device.Window{Left: -1, Right: 3} },
 	},
 	"factor of scores":              {func(l *Layer) { l.Scale = 0.4 }},
 	"soft cap":                      {func(l *Layer) { l.Softcap = 1.5 }},
@@ -176,7 +178,9 @@ func TestOptionsAreDocumented(t *testing.T) {
 		if !strings.Contains(page, row) {
 			t.Errorf("docs/attention.md has no row\n%s", row)
 		}
-		for _, x := range []struct{ names, where, text string }{{o.C, "capi/ulysses.h", header}, {o.Python, "python/ulysses", python.String()}, {o.Job, "docs", keys}} {
+		for _, x := range []struct {
+			names, where, text string
+		}{{o.C, "capi/ulysses.h", header}, {o.Python, "python/ulysses", python.String()}, {o.Job, "docs", keys}} {
 			for _, quoted := range quotedName.FindAllStringSubmatch(x.names, -1) {
 				if !strings.Contains(x.text, quoted[1]) {
 					t.Errorf("%s: %s does not have %q", o.Name, x.where, quoted[1])

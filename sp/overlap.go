@@ -55,7 +55,8 @@ const (
 
 // String returns the name of the step.
 func (s Step) String() string {
-	return [...]string{"the start of a pass", "SendQ", "SendK", "SendV", "AttendForward", "AttendBackward", "WaitDV", "WaitDK", "WaitDQ"}[s]
+	return [...]string{"the start of a pass", "SendQ", "SendK", "SendV", "AttendForward", "AttendBackward", "WaitDV",
+		"WaitDK", "WaitDQ"}[s]
 }
 
 // next returns the step that is due after s.
@@ -101,7 +102,8 @@ func (p *Plan) StartBackward(s device.Stream, b *Batch, a *Args, g *Grads, o *Ov
 // checkFree returns err, or an error if a pass is in progress.
 func (o *Overlap) checkFree(err error) error {
 	if err == nil && o.due != NoStep {
-		err = status.Errorf(status.InvalidArgument, "sp.Overlap: a pass is in progress, %v is due; complete the pass, or call Cancel", o.due)
+		err = status.Errorf(status.InvalidArgument,
+			"sp.Overlap: a pass is in progress, %v is due; complete the pass, or call Cancel", o.due)
 	}
 	return err
 }

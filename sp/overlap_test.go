@@ -28,7 +28,8 @@ func (r *loggedRequest) Wait() error {
 	return r.Request.Wait()
 }
 
-func (c *logged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *logged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	c.n++
 	name := fmt.Sprint(c.n)
 	*c.log = append(*c.log, "start "+name)
@@ -79,7 +80,8 @@ func TestOverlapped(t *testing.T) {
 		if sum := forward + backward + got.p.LSEBytesSent(got.x); count.bytes != sum {
 			return fmt.Errorf("%d bytes sent, planned %d", count.bytes, sum)
 		}
-		order := []string{"q", "start 1", "k", "start 2", "v", "start 3", "wait 1", "wait 2", "wait 3", "start 4", "out weights", "wait 4",
+		order := []string{"q", "start 1", "k", "start 2", "v", "start 3", "wait 1", "wait 2", "wait 3", "start 4",
+			"out weights", "wait 4",
 			"start 5", "start 6", "start 7", "wait 5", "v weights", "wait 6", "k weights", "wait 7"}
 		if c.Size() > 1 && !slices.Equal(log, order) {
 			return fmt.Errorf("order %v", log)
@@ -87,7 +89,8 @@ func TestOverlapped(t *testing.T) {
 		for _, x := range []struct {
 			name      string
 			got, want tensor.Tensor
-		}{{"out", got.a.Out, want.a.Out}, {"lse", addUnitAxis(got.a.LSE), addUnitAxis(want.a.LSE)}, {"dq", got.g.DQ, want.g.DQ}, {"dk", got.g.DK, want.g.DK}, {"dv", got.g.DV, want.g.DV}} {
+		}{{"out", got.a.Out, want.a.Out}, {"lse", addUnitAxis(got.a.LSE), addUnitAxis(want.a.LSE)},
+			{"dq", got.g.DQ, want.g.DQ}, {"dk", got.g.DK, want.g.DK}, {"dv", got.g.DV, want.g.DV}} {
 			if err := sameBits(x.name, x.got, x.want, 0); err != nil {
 				return err
 			}

@@ -35,7 +35,8 @@ func (p *Plan) StartHeadsToSeq(s device.Stream, b *Batch, r *Reshard, x *Pending
 func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op string, toHeads bool) error {
 	tensors, err := p.checkReshard(op, b, r, !toHeads)
 	if x.plan != nil {
-		err = status.Errorf(status.InvalidArgument, "%s: the last reshard of this Pending is in progress; call Wait first", op)
+		err = status.Errorf(status.InvalidArgument,
+			"%s: the last reshard of this Pending is in progress; call Wait first", op)
 	}
 	if err = p.Admit.Result(err); err != nil {
 		return err

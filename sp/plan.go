@@ -127,13 +127,15 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	if l.DType == tensor.Invalid {
 		l.DType = tensor.F32
 	}
-	fields := []comm.Field{number("heads", l.Heads), number("kv_heads", l.KVHeads), number("dim", l.Dim), number("v_dim", l.VDim),
+	fields := []comm.Field{number("heads", l.Heads), number("kv_heads", l.KVHeads), number("dim", l.Dim),
+		number("v_dim", l.VDim),
 		{Name: "dtype", Value: l.DType.String()}}
 	for i := range Options {
 		fields = append(fields, Options[i].fields(&l)...)
 	}
-	err := comm.Same(c, "sp.NewPlan", append(fields, comm.Field{Name: "device", Value: info.Kind}, flag("tokens before heads", info.TokenMajor),
-		comm.Field{Name: "kernels", Value: info.KernelsIn(l.DType)})...)
+	err := comm.Same(c, "sp.NewPlan",
+		append(fields, comm.Field{Name: "device", Value: info.Kind}, flag("tokens before heads", info.TokenMajor),
+			comm.Field{Name: "kernels", Value: info.KernelsIn(l.DType)})...)
 	if err != nil {
 		return nil, err
 	}
@@ -164,10 +166,12 @@ func newPlan(d device.Device, c comm.Comm, l Layer, rank, size int64) *Plan {
 			l.Window = nil
 		}
 	}
-	p := &Plan{dev: d, comm: c, layer: l, rank: rank, size: size, ring: l.Ring, align: max(1, info.Align), tokenMajor: info.TokenMajor}
+	p := &Plan{dev: d, comm: c, layer: l, rank: rank, size: size, ring: l.Ring, align: max(1, info.Align),
+		tokenMajor: info.TokenMajor}
 	query := shards(l.Heads, p.size/p.ring)
 	key, owned := keyHeads(query, l.Heads/l.KVHeads)
-	p.query, p.key, p.owned = slices.Repeat(query, int(p.ring)), slices.Repeat(key, int(p.ring)), slices.Repeat(owned, int(p.ring))
+	p.query, p.key, p.owned = slices.Repeat(query, int(p.ring)), slices.Repeat(key, int(p.ring)),
+		slices.Repeat(owned, int(p.ring))
 	p.send, p.recv = make([]int64, p.size), make([]int64, p.size)
 	if p.ring > 1 {
 		p.fetchCounts = ringCounts{make([]int64, p.size), make([]int64, p.size)}
@@ -197,10 +201,12 @@ func (l Layer) check(info device.Info, ranks int64) error {
 		}
 	}
 	if !slices.Contains(info.Compute, l.DType) {
-		return status.Errorf(status.Unsupported, "sp.NewPlan: dtype %v is not supported by device %s; use one of %v", l.DType, info.Kind, info.Compute)
+		return status.Errorf(status.Unsupported, "sp.NewPlan: dtype %v is not supported by device %s; use one of %v",
+			l.DType, info.Kind, info.Compute)
 	}
 	if widest := info.AttentionHead; widest > 0 && max(l.Dim, l.VDim) > widest {
-		return status.Errorf(status.Unsupported, "sp.NewPlan: dim %d, v_dim %d: attention of device %s supports at most %d features; set device.backend = \"cpu\"",
+		return status.Errorf(status.Unsupported,
+			"sp.NewPlan: dim %d, v_dim %d: attention of device %s supports at most %d features; set device.backend = \"cpu\"",
 			l.Dim, l.VDim, info.Kind, widest)
 	}
 	if l.Heads%l.KVHeads != 0 {
@@ -266,9 +272,10 @@ func (l Layer) Kernels(d device.AttentionKernels, place tensor.Place) (forward, 
 		x.Where = place
 		return x
 	}
-	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim), V: of(l.DType, rows, l.KVHeads, l.VDim),
-		Out: of(l.DType, rows, l.Heads, l.VDim), LSE: of(tensor.F32, rows, l.Heads),
-		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Deterministic: l.Deterministic}
+	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim),
+		V: of(l.DType, rows, l.KVHeads, l.VDim), Out: of(l.DType, rows, l.Heads, l.VDim),
+		LSE: of(tensor.F32, rows, l.Heads), Causal: l.Causal, Window: l.Window, Scale: l.Scale,
+		Deterministic: l.Deterministic}
 	l.ask(&a, rows, of)
 	if forward, err = d.AttentionKernel(&a, false); err == nil && !l.NoBackward {
 		backward, err = d.AttentionKernel(&a, true)
@@ -294,7 +301,8 @@ func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 		if j == me {
 			continue
 		}
-		forward += q.seqRows[j]*p.query[j].n()*l.Dim + k.seqRows[j]*p.key[j].n()*(l.Dim+l.VDim) + q.headsRows[j]*p.query[me].n()*l.VDim
+		forward += q.seqRows[j]*p.query[j].n()*l.Dim + k.seqRows[j]*p.key[j].n()*(l.Dim+l.VDim) +
+			q.headsRows[j]*p.query[me].n()*l.VDim
 		backward += q.seqRows[j]*p.query[j].n()*l.VDim + q.headsRows[j]*p.query[me].n()*l.Dim +
 			k.headsRows[j]*p.key[me].n()*(l.Dim+l.VDim)
 	}
@@ -324,7 +332,8 @@ func (p *Plan) String() string {
 		copies += p.key[j].n()
 		sent += p.query[j].n()*(l.Dim+l.VDim) + p.key[j].n()*(l.Dim+l.VDim)
 	}
-	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", ulysses, Counts(sizes(p.query[:ulysses])), Counts(sizes(p.key[:ulysses])))
+	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", ulysses, Counts(sizes(p.query[:ulysses])),
+		Counts(sizes(p.key[:ulysses])))
 	if p.ring > 1 {
 		s = fmt.Sprintf("ring %d × %s", p.ring, s)
 	}
@@ -332,7 +341,8 @@ func (p *Plan) String() string {
 		s += fmt.Sprintf(" (%d in %d copies)", l.KVHeads, copies)
 	}
 	// Of a token's elements, the share of one rank stays on it.
-	s += fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(ulysses-1)/float64(ulysses))
+	s += fmt.Sprintf(", forward sends %.0f bytes a token",
+		float64(sent*l.DType.Size())*float64(ulysses-1)/float64(ulysses))
 	if p.ring > 1 {
 		s += ", and keys and values to the groups whose queries see them"
 	}

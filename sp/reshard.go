@@ -217,7 +217,8 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 
 // rotate copies heads, with the norm and the rotation of t if it has them. dst and src are
 // [h, B, n, D], with some of this rank's rows.
-func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, heads, rows span, src tensor.Tensor, inverse bool) error {
+func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, heads, rows span, src tensor.Tensor,
+	inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)
 	}
@@ -313,7 +314,8 @@ func (p *Plan) pairTensors(op string, b *Batch, r *Reshard, back bool) ([]reshar
 		return nil, err
 	}
 	if len(r.Seq) != len(r.Heads) || (r.Shared != nil && len(r.Shared) != len(r.Seq)) {
-		return nil, status.Errorf(status.InvalidArgument, "%s: %d seq tensors, %d heads tensors, %d shared flags; give the same number of each",
+		return nil, status.Errorf(status.InvalidArgument,
+			"%s: %d seq tensors, %d heads tensors, %d shared flags; give the same number of each",
 			op, len(r.Seq), len(r.Heads), len(r.Shared))
 	}
 	tensors := p.tensors[:0] // allocates only in the first call
@@ -325,15 +327,18 @@ func (p *Plan) pairTensors(op string, b *Batch, r *Reshard, back bool) ([]reshar
 			t.split, t.rows, h, all, n = p.key, b.keys.inOrder.exchange, p.layer.KVHeads, b.GroupKVRows(), b.KVRows()
 		}
 		summed := p.dev.Info().Compute
-		if t.seq.DType != r.Seq[0].DType || r.Heads[i].DType != r.Seq[0].DType || (r.SumCopies && !slices.Contains(summed, t.seq.DType)) {
-			return nil, status.Errorf(status.InvalidArgument, "%s: tensor %d: %v and %v; give all tensors one type, one of %v with SumCopies",
+		if t.seq.DType != r.Seq[0].DType || r.Heads[i].DType != r.Seq[0].DType ||
+			(r.SumCopies && !slices.Contains(summed, t.seq.DType)) {
+			return nil, status.Errorf(status.InvalidArgument,
+				"%s: tensor %d: %v and %v; give all tensors one type, one of %v with SumCopies",
 				op, i, t.seq, r.Heads[i], summed)
 		}
 		d := t.seq.Shape[3]
 		if err := checkTensor(op, "seq", t.seq, t.seq.DType, b.spec.Batch, n, h, d); err != nil {
 			return nil, err
 		}
-		if err := checkTensor(op, "heads", r.Heads[i], t.seq.DType, b.spec.Batch, all, t.split[p.rank].n(), d); err != nil {
+		if err := checkTensor(op, "heads", r.Heads[i], t.seq.DType, b.spec.Batch, all, t.split[p.rank].n(),
+			d); err != nil {
 			return nil, err
 		}
 		t.heads = r.Heads[i].Permute(2, 0, 1, 3)

@@ -23,7 +23,8 @@ func (c *counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 	return c.Comm.AllToAll(s, dst, src, recvRows, sendRows)
 }
 
-func (c *counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	c.count(src, sendRows)
 	return c.Comm.AllToAllStart(s, dst, src, recvRows, sendRows)
 }
@@ -47,8 +48,10 @@ func reshardOf(b *bench, p *Plan, x *Batch) *Reshard {
 	lo, hi, kvLo, kvHi := p.Heads()
 	l, n := p.layer, x.Batch()
 	r := &Reshard{
-		Seq:    []tensor.Tensor{b.gapped(n, x.Rows(), l.Heads, l.Dim), b.gapped(n, x.KVRows(), l.KVHeads, l.Dim), b.tensor(n, x.KVRows(), l.KVHeads, l.VDim)},
-		Heads:  []tensor.Tensor{b.tensor(hi-lo, n, x.Seq(), l.Dim).Permute(1, 2, 0, 3), b.gapped(n, x.KVSeq(), kvHi-kvLo, l.Dim), b.tensor(n, x.KVSeq(), kvHi-kvLo, l.VDim)},
+		Seq: []tensor.Tensor{b.gapped(n, x.Rows(), l.Heads, l.Dim), b.gapped(n, x.KVRows(), l.KVHeads, l.Dim),
+			b.tensor(n, x.KVRows(), l.KVHeads, l.VDim)},
+		Heads: []tensor.Tensor{b.tensor(hi-lo, n, x.Seq(), l.Dim).Permute(1, 2, 0, 3),
+			b.gapped(n, x.KVSeq(), kvHi-kvLo, l.Dim), b.tensor(n, x.KVSeq(), kvHi-kvLo, l.VDim)},
 		Shared: []bool{false, true, true},
 	}
 	bytes, err := p.ReshardWorkspace(x, r)
@@ -76,7 +79,9 @@ func TestReshardThereAndBackIsTheIdentity(t *testing.T) {
 			return err
 		}
 		for i, t := range r.Heads {
-			if err := expect("heads", t, func(n, row, h, d int64) float32 { return value(uint64(i), n, row, head0[i]+h, d) }); err != nil {
+			if err := expect("heads", t, func(n, row, h, d int64) float32 {
+				return value(uint64(i), n, row, head0[i]+h, d)
+			}); err != nil {
 				return fmt.Errorf("tensor %d: %w", i, err)
 			}
 		}
@@ -90,7 +95,9 @@ func TestReshardThereAndBackIsTheIdentity(t *testing.T) {
 			return err
 		}
 		for i, t := range r.Seq {
-			if err := expect("seq", t, func(n, row, h, d int64) float32 { return value(uint64(i), n, row0[i]+row, h, d) }); err != nil {
+			if err := expect("seq", t, func(n, row, h, d int64) float32 {
+				return value(uint64(i), n, row0[i]+row, h, d)
+			}); err != nil {
 				return fmt.Errorf("tensor %d: %w", i, err)
 			}
 		}

@@ -23,7 +23,8 @@ func TestRestore(t *testing.T) {
 		if whole := r.p.Sizes(r.x).Saved; saved > whole || saved+lse+b.dev.Info().Align <= whole {
 			return fmt.Errorf("%d bytes and %d of LSE apart, %d together", saved, lse, whole)
 		}
-		if s, l, err := r.p.MaxSeparateSizes(lc.batch.Batch, lc.batch.Seq, lc.batch.KVSeq); err != nil || s < saved && lc.batch.Rows == nil || l != lse {
+		if s, l, err := r.p.MaxSeparateSizes(lc.batch.Batch, lc.batch.Seq, lc.batch.KVSeq); err != nil || s < saved &&
+			lc.batch.Rows == nil || l != lse {
 			return fmt.Errorf("at most %d bytes and %d, of this batch %d and %d: %v", s, l, saved, lse, err)
 		}
 		r.a.Saved, r.a.SavedLSE = b.bytes(saved), b.bytes(lse)
@@ -33,13 +34,15 @@ func TestRestore(t *testing.T) {
 		restore := func() { must(r.p.Restore(b.stream, r.x, &r.a)) }
 		restore()
 		if bytes := r.p.RestoreBytesSent(r.x); count.bytes != bytes || count.calls != 2*min(1, c.Size()-1) {
-			return fmt.Errorf("restoring sent %d bytes in %d all-to-alls, planned %d in 2", count.bytes, count.calls, bytes)
+			return fmt.Errorf("restoring sent %d bytes in %d all-to-alls, planned %d in 2", count.bytes,
+				count.calls, bytes)
 		}
 		must(r.p.Backward(b.stream, r.x, &r.a, &r.g))
 		for _, x := range []struct {
 			name      string
 			got, want tensor.Tensor
-		}{{"out", r.a.Out, want.a.Out}, {"dq", r.g.DQ, want.g.DQ}, {"dk", r.g.DK, want.g.DK}, {"dv", r.g.DV, want.g.DV}} {
+		}{{"out", r.a.Out, want.a.Out}, {"dq", r.g.DQ, want.g.DQ}, {"dk", r.g.DK, want.g.DK},
+			{"dv", r.g.DV, want.g.DV}} {
 			if err := sameBits(x.name, x.got, x.want, 0); err != nil {
 				return err
 			}
@@ -57,7 +60,8 @@ func TestRestore(t *testing.T) {
 func TestRestoreRefusals(t *testing.T) {
 	b := newBench()
 	defer b.close()
-	r := prepare(b, alone(), Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, Causal: true}, BatchSpec{Batch: 1, Seq: 20}, 0, 0)
+	r := prepare(b, alone(), Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, Causal: true},
+		BatchSpec{Batch: 1, Seq: 20}, 0, 0)
 	saved, lse := r.p.SeparateSizes(r.x)
 	for name, a := range map[string][2]tensor.Tensor{
 		"no saved":        {{}, b.bytes(lse)},

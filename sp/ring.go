@@ -103,7 +103,8 @@ func (p *Plan) ringWireBytes(b *Batch) (most int64) {
 
 // keysIn views a block of keys and values of some rows, from an element of a buffer on. It returns
 // the element after the block.
-func (p *Plan) keysIn(buffer tensor.Tensor, t tensor.DType, at int64, b *Batch, rows int64) (k, v tensor.Tensor, end int64) {
+func (p *Plan) keysIn(buffer tensor.Tensor, t tensor.DType, at int64, b *Batch, rows int64) (k, v tensor.Tensor,
+	end int64) {
 	c := device.Allocator{Mem: buffer, Align: 1, Used: at * t.Size()}
 	heads := p.key[p.rank].n()
 	k = p.alloc(&c, t, heads, b.spec.Batch, rows, p.layer.Dim)
@@ -128,7 +129,8 @@ func (p *Plan) fetch(s device.Stream, b *Batch, x *local, i int) (err error) {
 	}
 	c := &p.fetchCounts
 	c.set(p, b, step)
-	r.fetching, err = p.comm.AllToAllStart(s, r.recv[i%2].At(0, p.layer.DType, step.got), r.send.At(0, p.layer.DType, step.sent), c.recv, c.send)
+	r.fetching, err = p.comm.AllToAllStart(s, r.recv[i%2].At(0, p.layer.DType, step.got),
+		r.send.At(0, p.layer.DType, step.sent), c.recv, c.send)
 	return err
 }
 
@@ -164,7 +166,8 @@ func sequenceRows(t tensor.Tensor, sequence int64, rows span) tensor.Tensor {
 func (p *Plan) describeCall(b *Batch, a *Args, x *local, c *ringCall, k, v, out tensor.Tensor) {
 	p.attention = p.options(b, a)
 	o, keys := &p.attention, span{0, k.Shape[2]}
-	o.Q, o.Out, o.LSE = sequenceRows(x.q, c.sequence, c.q), sequenceRows(out, c.sequence, c.q), sequenceRows(x.lse, c.sequence, c.q).Select(2, 0)
+	o.Q, o.Out, o.LSE = sequenceRows(x.q, c.sequence, c.q), sequenceRows(out, c.sequence, c.q),
+		sequenceRows(x.lse, c.sequence, c.q).Select(2, 0)
 	o.K, o.V = sequenceRows(k, c.sequence, keys), sequenceRows(v, c.sequence, keys)
 	o.CuQ, o.CuK, o.Shift, o.QueryAt, o.KeyAt = c.cuQ, c.cuK, c.shift, c.queryAt, c.keyAt
 	o.Workspace = p.ringPass.workspace
@@ -280,8 +283,10 @@ func (p *Plan) backSinks(s device.Stream, b *Batch, a *Args, g *Grads, x, d *loc
 		c := ringCall{sequence: n, q: all, cuQ: []int64{0, all.hi}, cuK: []int64{0, 0}, shift: []int64{0}}
 		p.describeCall(b, a, x, &c, k, v, x.out)
 		p.attention.Sinks, p.attention.BlockMask = p.ofHeads(a.Sinks), tensor.Tensor{}
-		p.gradient = device.AttentionGrad{Attention: p.attention, DOut: sequenceRows(d.out, n, all), DQ: sequenceRows(r.dq, n, all),
-			DK: sequenceRows(r.dk.Slice(2, 0, 0), n, span{}), DV: sequenceRows(r.dv.Slice(2, 0, 0), n, span{}), DSinks: p.ofHeads(g.DSinks)}
+		p.gradient = device.AttentionGrad{Attention: p.attention, DOut: sequenceRows(d.out, n, all),
+			DQ: sequenceRows(r.dq, n, all), DK: sequenceRows(r.dk.Slice(2, 0, 0), n, span{}),
+			DV:     sequenceRows(r.dv.Slice(2, 0, 0), n, span{}),
+			DSinks: p.ofHeads(g.DSinks)}
 		if n > 0 {
 			p.gradient.DSinks = r.callSlopes
 		}
@@ -342,7 +347,8 @@ func (p *Plan) backStep(s device.Stream, b *Batch, a *Args, g *Grads, x, d *loca
 	r.returningStep = i
 	c := &p.returnCounts
 	c.set(p, b, step)
-	r.returning, err = p.comm.AllToAllStart(s, r.received.At(0, tensor.F32, step.sent), r.returned[i%2].At(0, tensor.F32, step.got), c.send, c.recv)
+	r.returning, err = p.comm.AllToAllStart(s, r.received.At(0, tensor.F32, step.sent),
+		r.returned[i%2].At(0, tensor.F32, step.got), c.send, c.recv)
 	return err
 }
 
@@ -355,7 +361,8 @@ func (p *Plan) fillZero(s device.Stream, t tensor.Tensor) error {
 }
 
 // backCall adds the gradients of one call to their sums.
-func (p *Plan) backCall(s device.Stream, b *Batch, a *Args, g *Grads, x, d *local, c *ringCall, k, v, dk, dv tensor.Tensor) error {
+func (p *Plan) backCall(s device.Stream, b *Batch, a *Args, g *Grads, x, d *local, c *ringCall, k, v, dk,
+	dv tensor.Tensor) error {
 	r, l := &p.ringPass, &p.layer
 	hq, hkv, keys := x.q.Shape[0], x.k.Shape[0], span{0, k.Shape[2]}
 	if hq == 0 {
@@ -367,7 +374,8 @@ func (p *Plan) backCall(s device.Stream, b *Batch, a *Args, g *Grads, x, d *loca
 	}
 	p.describeCall(b, a, x, c, k, v, x.out)
 	p.gradient = device.AttentionGrad{Attention: p.attention, DOut: sequenceRows(d.out, c.sequence, c.q),
-		DQ: dense(r.callQ, hq, c.q.n(), l.Dim), DK: dense(r.callK, hkv, keys.n(), l.Dim), DV: dense(r.callV, hkv, keys.n(), l.VDim)}
+		DQ: dense(r.callQ, hq, c.q.n(), l.Dim), DK: dense(r.callK, hkv, keys.n(), l.Dim),
+		DV: dense(r.callV, hkv, keys.n(), l.VDim)}
 	if !g.DSlopes.IsNil() {
 		p.gradient.DSlopes = r.callSlopes
 	}

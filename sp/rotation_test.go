@@ -28,7 +28,9 @@ func angles(b *bench, x *Batch, half int64) (cos, sin tensor.Tensor) {
 func rotate(b *bench, dst, src, cos, sin tensor.Tensor, inverse bool) {
 	n := src.Shape[1]
 	for i := range src.Shape[0] {
-		must(b.dev.Rope(b.stream, &device.Rope{X: src.Select(0, i), Y: dst.Select(0, i), Cos: cos.Slice(0, i*n, (i+1)*n), Sin: sin.Slice(0, i*n, (i+1)*n), Inverse: inverse}))
+		must(b.dev.Rope(b.stream,
+			&device.Rope{X: src.Select(0, i), Y: dst.Select(0, i), Cos: cos.Slice(0, i*n, (i+1)*n),
+				Sin: sin.Slice(0, i*n, (i+1)*n), Inverse: inverse}))
 	}
 }
 
@@ -76,13 +78,15 @@ func TestRotationRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()
 	r := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8}, BatchSpec{Batch: 1, Seq: 5}, 0, 0)
-	for name, cos := range map[string]tensor.Tensor{"rows": b.tensor(4, 4), "angles": b.tensor(5, 5), "one of two": {}} {
+	for name, cos := range map[string]tensor.Tensor{"rows": b.tensor(4, 4), "angles": b.tensor(5, 5),
+		"one of two": {}} {
 		r.a.Cos, r.a.Sin = cos, b.tensor(5, 4)
 		if err := r.p.Forward(b.stream, r.x, &r.a); status.Of(err) != status.InvalidArgument {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	cross := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8}, BatchSpec{Batch: 1, Seq: 5, KVSeq: 7}, 0, 0)
+	cross := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8},
+		BatchSpec{Batch: 1, Seq: 5, KVSeq: 7}, 0, 0)
 	cross.a.Cos, cross.a.Sin = b.tensor(5, 4), b.tensor(5, 4)
 	if err := cross.p.Forward(b.stream, cross.x, &cross.a); status.Of(err) != status.InvalidArgument {
 		t.Errorf("cross lengths: %v", err)

@@ -64,7 +64,8 @@ func (p *Plan) placed(b *Batch) *schedule {
 	if p.schedule.batch == b {
 		return &p.schedule
 	}
-	p.schedule = schedule{batch: b, group: p.rank / (p.size / p.ring), queries: &b.queries.inOrder, keys: &b.keys.inOrder}
+	p.schedule = schedule{batch: b, group: p.rank / (p.size / p.ring), queries: &b.queries.inOrder,
+		keys: &b.keys.inOrder}
 	if p.ring > 1 && (b.placement == inZigzag || b.placement == chosen && p.prefersZigzag(b)) {
 		p.schedule.queries, p.schedule.keys = &b.queries.zigzag, &b.keys.zigzag
 	}

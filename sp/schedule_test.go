@@ -27,16 +27,20 @@ func TestRingSeesEveryPairOnce(t *testing.T) {
 	d, err := cpu.New(cpu.Options{Workers: 1})
 	must(err)
 	defer d.Close()
-	masks := []Layer{{}, {Causal: true}, {Causal: true, Window: &device.Window{Left: 6, Right: -1}}, {Window: &device.Window{Left: 3, Right: 4}}, {Window: &device.Window{Left: -1, Right: 2}}}
-	specs := []BatchSpec{{Batch: 1, Seq: 41}, {Batch: 2, Seq: 16}, {Batch: 1, Seq: 3}, {Batch: 2, Seq: 31, KVSeq: 47}, {Batch: 1, Seq: 30, KVSeq: 7},
-		{Batch: 1, Seq: 50, CuSeqlens: []int64{0, 1, 20, 21, 23, 48, 50}}, {Batch: 2, Seq: 20, KVSeq: 10, CuSeqlens: []int64{0, 3, 20, 40}, CuSeqlensKV: []int64{0, 9, 10, 20}}}
+	masks := []Layer{{}, {Causal: true}, {Causal: true, Window: &device.Window{Left: 6, Right: -1}},
+		{Window: &device.Window{Left: 3, Right: 4}}, {Window: &device.Window{Left: -1, Right: 2}}}
+	specs := []BatchSpec{{Batch: 1, Seq: 41}, {Batch: 2, Seq: 16}, {Batch: 1, Seq: 3}, {Batch: 2, Seq: 31, KVSeq: 47},
+		{Batch: 1, Seq: 30, KVSeq: 7},
+		{Batch: 1, Seq: 50, CuSeqlens: []int64{0, 1, 20, 21, 23, 48, 50}},
+		{Batch: 2, Seq: 20, KVSeq: 10, CuSeqlens: []int64{0, 3, 20, 40}, CuSeqlensKV: []int64{0, 9, 10, 20}}}
 	for _, l := range masks {
 		for _, s := range specs {
 			for ring := int64(2); ring <= 5; ring++ {
 				for _, zigzag := range []bool{false, true} {
 					for _, gather := range []bool{false, true} {
 						l.Heads, l.KVHeads, l.Dim, l.VDim, l.Ring, l.Gather, s.Zigzag = 2, 2, 4, 4, ring, gather, zigzag
-						t.Run(fmt.Sprintf("%v %v %+v ring %d zigzag %v gather %v", l.Causal, windowText(l.Window), s, ring, zigzag, gather), func(t *testing.T) {
+						t.Run(fmt.Sprintf("%v %v %+v ring %d zigzag %v gather %v", l.Causal, windowText(l.Window), s,
+							ring, zigzag, gather), func(t *testing.T) {
 							for _, placement := range []int{inOrder, inZigzag} {
 								coverPairs(t, d, ring, l, s, placement)
 							}
@@ -84,7 +88,8 @@ func coverPairs(t *testing.T, d device.Device, ring int64, l Layer, s BatchSpec,
 			for j := lo; j < hi; j++ {
 				visible++
 				if seen[[3]int64{n, n*b.queries.n + i, n*b.keys.n + j}] != 1 {
-					t.Fatalf("placement %d: query %d and key %d of sequence %d are in %d calls", placement, i, j, n, seen[[3]int64{n, n*b.queries.n + i, n*b.keys.n + j}])
+					t.Fatalf("placement %d: query %d and key %d of sequence %d are in %d calls", placement, i, j, n,
+						seen[[3]int64{n, n*b.queries.n + i, n*b.keys.n + j}])
 				}
 			}
 		}
@@ -131,7 +136,8 @@ func TestZigzagBalances(t *testing.T) {
 		c.layer.Heads, c.layer.KVHeads, c.layer.Dim, c.layer.VDim, c.layer.Ring = 1, 1, 4, 4, c.ring
 		most, sum := 0.0, 0.0
 		for rank := range c.ring {
-			p, b := ringSketch(t, d, rank, c.ring, c.layer, BatchSpec{Batch: 1, Seq: c.seq, CuSeqlens: c.cu, Zigzag: c.zigzag})
+			p, b := ringSketch(t, d, rank, c.ring, c.layer,
+				BatchSpec{Batch: 1, Seq: c.seq, CuSeqlens: c.cu, Zigzag: c.zigzag})
 			sch, pairs := p.scheduleOf(b), 0.0
 			if inOrder := sch.queries == &b.queries.inOrder; !c.zigzag && inOrder != (c.chosen == "order") {
 				t.Errorf("%+v: rows are in order: %v", c, inOrder)
@@ -191,7 +197,8 @@ func TestSizesOfALongRing(t *testing.T) {
 	must(err)
 	defer d.Close()
 	of := func(ring int64, gather bool) (bytes uint64) {
-		p := newPlan(d, nil, Layer{Causal: true, Heads: 4, KVHeads: 2, Dim: 16, VDim: 16, Ring: ring, Gather: gather}, ring/3, ring)
+		p := newPlan(d, nil, Layer{Causal: true, Heads: 4, KVHeads: 2, Dim: 16, VDim: 16, Ring: ring, Gather: gather},
+			ring/3, ring)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		if _, err := p.MaxSizes(1, 100000, 100000); err != nil {

@@ -23,7 +23,8 @@ import (
 const maxHeader = 100 << 20
 
 // foreign has the bytes of element types of the format that this program does not compute with.
-var foreign = map[string]int64{"BOOL": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8}
+var foreign = map[string]int64{"BOOL": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
+	"U32": 4, "U64": 8, "C64": 8}
 
 // Entry is one tensor of a safetensors file.
 type Entry struct {
@@ -102,7 +103,9 @@ func (s *Safetensors) readHeader(size int64) error {
 	}
 	n := binary.LittleEndian.Uint64(length[:])
 	if n > uint64(size-8) {
-		return fmt.Errorf("the header is %d bytes long, but only %d follow its length; the file is truncated or has another format", n, size-8)
+		return fmt.Errorf(
+			"the header is %d bytes long, but only %d follow its length; the file is truncated or has another format",
+			n, size-8)
 	}
 	if n > maxHeader {
 		return fmt.Errorf("the header is %d bytes long, the format allows %d", n, maxHeader)
@@ -197,9 +200,11 @@ func (e Entry) check(size int64) error {
 	}
 	switch {
 	case e.lo < 0 || e.hi < e.lo || e.hi > size:
-		return fmt.Errorf("data_offsets [%d, %d] are outside the %d bytes of data; the file is truncated or damaged", e.lo, e.hi, size)
+		return fmt.Errorf("data_offsets [%d, %d] are outside the %d bytes of data; the file is truncated or damaged",
+			e.lo, e.hi, size)
 	case e.hi-e.lo != n:
-		return fmt.Errorf("data_offsets [%d, %d] hold %d bytes, shape %v of %s needs %d", e.lo, e.hi, e.hi-e.lo, e.Shape, e.TypeName, n)
+		return fmt.Errorf("data_offsets [%d, %d] hold %d bytes, shape %v of %s needs %d", e.lo, e.hi, e.hi-e.lo,
+			e.Shape, e.TypeName, n)
 	}
 	return nil
 }
@@ -293,7 +298,8 @@ func (s *Safetensors) ReadInt64(e Entry, start int64, dst []int64) error {
 func (s *Safetensors) convert(e Entry, start, n int64, want string, table map[DType]func(int64, []byte)) error {
 	put, ok := table[e.DType]
 	if !ok {
-		return status.Errorf(status.InvalidConfig, "%s: tensor %s is %s, %s are needed", s.Path, input.Short(e.Name), input.Short(e.TypeName), want)
+		return status.Errorf(status.InvalidConfig, "%s: tensor %s is %s, %s are needed", s.Path, input.Short(e.Name),
+			input.Short(e.TypeName), want)
 	}
 	width := e.DType.Size()
 	buffer := make([]byte, min(n, 1<<16)*width)

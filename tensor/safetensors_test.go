@@ -27,7 +27,8 @@ func TestSafetensorsRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.safetensors")
 	x, n := []float32{1, -2.5, 3, 0, 7, 8}, []int32{-100, 5}
 	err := WriteSafetensors(path, map[string]string{"format": "pt"}, []Item{
-		{Name: "x", Tensor: OfFloat32(x, 2, 3)}, {Name: "n", Tensor: OfInt32(n, 2)}, {Name: "none", Tensor: Of(nil, F32, 0, 4)}})
+		{Name: "x", Tensor: OfFloat32(x, 2, 3)}, {Name: "n", Tensor: OfInt32(n, 2)},
+		{Name: "none", Tensor: Of(nil, F32, 0, 4)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +109,8 @@ func TestSafetensorsHostile(t *testing.T) {
 	}{
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 7, "are outside the"},
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 9, "its tensors have 8"},
-		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 12, "overlap"},
+		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`,
+			12, "overlap"},
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 12, "unused bytes"},
 		{`{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}`, 8, "needs 12"},
 		{`{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}`, 8, "negative"},
@@ -118,12 +120,15 @@ func TestSafetensorsHostile(t *testing.T) {
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}}`, 8, "two numbers"},
 		{`{"a":{"dtype":"Q4","shape":[2],"data_offsets":[0,8]}}`, 8, "unknown dtype"},
 		{`{"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}}`, 8, "tensor \"a\""},
-		{`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8, "twice"},
+		{`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`,
+			8, "twice"},
 		{`{"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}}`, 4, "dimensions"},
 		{`{"a":{"dtype":"F32","shape":[` + strings.Repeat("1,", 39) + `1],"data_offsets":[0,4]}}`, 4, "40 dimensions"},
 		{`{"a":{"dtype":"F32","dtype":"I32","shape":[1],"data_offsets":[0,4]}}`, 4, `the key "dtype" is there twice`},
-		{`{"__metadata__":{"a":"b","a":"c"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4, `the key "a" is there twice`},
-		{`{"` + strings.Repeat("n", 1<<20) + `":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8, "(1048576 bytes)"},
+		{`{"__metadata__":{"a":"b","a":"c"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4,
+			`the key "a" is there twice`},
+		{`{"` + strings.Repeat("n", 1<<20) + `":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8,
+			"(1048576 bytes)"},
 		{`{"a":{"dtype":"` + strings.Repeat("n", 1<<20) + `","shape":[1],"data_offsets":[0,4]}}`, 4, "(1048576 bytes)"},
 		{`[]`, 0, "not a JSON object"}, {`{`, 0, "JSON"}, {``, 0, "JSON"}, {`{} {}`, 0, "text after"},
 	} {
@@ -131,11 +136,13 @@ func TestSafetensorsHostile(t *testing.T) {
 		s, err := OpenSafetensors(path)
 		if err == nil {
 			t.Errorf("%s: opened: %v", c.header, s.Entries())
-		} else if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) || len(err.Error()) > 500 {
+		} else if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), path) || len(err.Error()) > 500 {
 			t.Errorf("%.200s: %v, want %q", c.header, err, c.want)
 		}
 	}
-	for name, b := range map[string][]byte{"empty": nil, "short": {1, 2}, "long header": {255, 255, 255, 255, 255, 255, 255, 127, '{'}} {
+	for name, b := range map[string][]byte{"empty": nil, "short": {1, 2},
+		"long header": {255, 255, 255, 255, 255, 255, 255, 127, '{'}} {
 		path := filepath.Join(t.TempDir(), "x")
 		os.WriteFile(path, b, 0o600)
 		if _, err := OpenSafetensors(path); status.Of(err) != status.InvalidConfig {

@@ -37,7 +37,8 @@ func TestRemoveUnfinished(t *testing.T) {
 		t.Fatalf("%v: %s", cmd.ProcessState, out)
 	}
 	entries, err := os.ReadDir(dir)
-	if text, _ := os.ReadFile(filepath.Join(dir, "file")); err != nil || len(entries) != 2 || string(text) != "as it was" {
+	if text, _ := os.ReadFile(filepath.Join(dir, "file")); err != nil || len(entries) != 2 ||
+		string(text) != "as it was" {
 		t.Errorf("%v, %v: %q", entries, err, text)
 	}
 }

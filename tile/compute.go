@@ -196,7 +196,8 @@ func (c *Compute) divide() error {
 // check checks the operands and allocates the memory for counts.
 func (c *Compute) check() error {
 	if c.Plan.Count < 1 || c.Plan.Rows < 0 || c.Body == nil {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: %d rows in %d tiles, body %v; make the plan with NewPlan, and set Body",
+		return status.Errorf(status.InvalidArgument,
+			"tile.Compute: %d rows in %d tiles, body %v; make the plan with NewPlan, and set Body",
 			c.Plan.Rows, c.Plan.Count, c.Body)
 	}
 	for i := range c.In {
@@ -217,10 +218,12 @@ func (c *Compute) check() error {
 
 func (c *Compute) checkBackward(dout, din []tensor.Tensor) error {
 	if c.Fused {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: Backward of a fused computation, whose Forward computes the gradients; do not call it")
+		return status.Errorf(status.InvalidArgument,
+			"tile.Compute: Backward of a fused computation, whose Forward computes the gradients; do not call it")
 	}
 	if len(dout) != len(c.Out) || len(din) != len(c.In) {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: %d gradients for %d outputs, %d for %d inputs; give one for each, nil for none",
+		return status.Errorf(status.InvalidArgument,
+			"tile.Compute: %d gradients for %d outputs, %d for %d inputs; give one for each, nil for none",
 			len(dout), len(c.Out), len(din), len(c.In))
 	}
 	for i := range dout {
@@ -230,7 +233,8 @@ func (c *Compute) checkBackward(dout, din []tensor.Tensor) error {
 		if c.Out[i].kind != mean {
 			c.tile.Scale[i] = 1
 		} else if !c.forward {
-			return status.Errorf(status.InvalidArgument, "tile.Compute: Backward of a mean before Forward, which counts the terms; call Forward first")
+			return status.Errorf(status.InvalidArgument,
+				"tile.Compute: Backward of a mean before Forward, which counts the terms; call Forward first")
 		}
 	}
 	for i := range din {

@@ -20,7 +20,8 @@ func TestAnyTile(t *testing.T) {
 				for _, more := range []int64{0, 300} { // rows that another rank has in addition
 					p := newProblem(t, batch, rows, 0, rows, n, rows+more)
 					p.run(t)
-					if !slices.Equal(values(p.Out[0].T), values(one.Out[0].T)) || !slices.Equal(values(p.din[0]), values(one.din[0])) {
+					if !slices.Equal(values(p.Out[0].T), values(one.Out[0].T)) ||
+						!slices.Equal(values(p.din[0]), values(one.din[0])) {
 						t.Fatalf("%d rows by %d: output or input gradient differs", rows, n)
 					}
 					near(t, "sum", p.Out[1].T, one.Out[1].T)
@@ -60,7 +61,8 @@ func TestSlopes(t *testing.T) {
 			if err := p.Forward(); err != nil {
 				t.Fatal(err)
 			}
-			v := float64(*at(p.Out[1].T, 0))*float64(*at(p.dout[1], 0)) + float64(*at(p.Out[2].T, 0))*float64(*at(p.dout[2], 0))
+			v := float64(*at(p.Out[1].T, 0))*float64(*at(p.dout[1], 0)) +
+				float64(*at(p.Out[2].T, 0))*float64(*at(p.dout[2], 0))
 			y, d := values(p.Out[0].T), values(p.dout[0])
 			for i := range y {
 				v += float64(y[i]) * float64(d[i])
@@ -71,13 +73,16 @@ func TestSlopes(t *testing.T) {
 		p.run(t)
 		for _, i := range []int64{0, 3, 6, 10} {
 			const h = 1e-2
-			slope := (value(func(p *problem) { *at(p.x, 1, i, 2) += h }) - value(func(p *problem) { *at(p.x, 1, i, 2) -= h })) / (2 * h)
+			slope := (value(func(p *problem) { *at(p.x, 1, i, 2) += h }) - value(func(p *problem) {
+				*at(p.x, 1, i, 2) -= h
+			})) / (2 * h)
 			if got := float64(*at(p.din[0], 1, i, 2)); !(math.Abs(got-slope) <= 2e-3*(1+math.Abs(slope))) {
 				t.Errorf("tile %d, x[1, %d, 2]: gradient %v, slope %v", n, i, got, slope)
 			}
 		}
 		const h = 1e-2
-		slope := (value(func(p *problem) { *at(p.w, 1, 1) += h }) - value(func(p *problem) { *at(p.w, 1, 1) -= h })) / (2 * h)
+		up, down := value(func(p *problem) { *at(p.w, 1, 1) += h }), value(func(p *problem) { *at(p.w, 1, 1) -= h })
+		slope := (up - down) / (2 * h)
 		if got := float64(*at(p.din[1], 1, 1)); !(math.Abs(got-slope) <= 1e-2*(1+math.Abs(slope))) {
 			t.Errorf("tile %d, w[1, 1]: gradient %v, slope %v", n, got, slope)
 		}

@@ -172,7 +172,8 @@ func host(t testing.TB) (device.Device, device.Stream) {
 func newProblem(t testing.TB, batch, all, lo, hi, tileRows, most int64) *problem {
 	const n, m = 5, 3
 	d, s := host(t)
-	p := &problem{layer: &layer{consumer: &consumer{}, fail: -1}, x: random(1, batch, all, n).Slice(1, lo, hi), w: random(2, n, m)}
+	p := &problem{layer: &layer{consumer: &consumer{}, fail: -1}, x: random(1, batch, all, n).Slice(1, lo, hi),
+		w: random(2, n, m)}
 	mask := zeros(batch, all)
 	for b := range batch {
 		for i := range all {

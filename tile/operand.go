@@ -54,7 +54,8 @@ func (o *Operand) view(x tensor.Tensor, lo, hi int64) tensor.Tensor {
 // check returns an error if the operand does not fit the plan, or has a kind that is not allowed.
 func (o *Operand) check(name string, i int, rows int64, allowed ...kind) error {
 	bad := func(format string, args ...any) error {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: %s %d, %v: %s", name, i, o.T, fmt.Sprintf(format, args...))
+		return status.Errorf(status.InvalidArgument, "tile.Compute: %s %d, %v: %s", name, i, o.T,
+			fmt.Sprintf(format, args...))
 	}
 	fits := false
 	for _, k := range allowed {
@@ -68,7 +69,8 @@ func (o *Operand) check(name string, i int, rows int64, allowed ...kind) error {
 	case o.kind == tiled && (o.dim < 0 || o.dim >= int(o.T.NDim)):
 		return bad("it has no axis %d; give an axis of the tensor", o.dim)
 	case o.kind == tiled && o.T.Shape[o.dim] != rows:
-		return bad("axis %d has %d rows, the plan has %d; make the plan for the rows of the tensor", o.dim, o.T.Shape[o.dim], rows)
+		return bad("axis %d has %d rows, the plan has %d; make the plan for the rows of the tensor", o.dim,
+			o.T.Shape[o.dim], rows)
 	case o.kind == mean && (o.T.DType != tensor.F32 || !o.T.Contiguous()):
 		return bad("a mean must be dense F32")
 	}
@@ -80,5 +82,6 @@ func (o *Operand) like(name string, i int, g tensor.Tensor) error {
 	if g.IsNil() || g.NDim == o.T.NDim && g.Shape == o.T.Shape {
 		return nil
 	}
-	return status.Errorf(status.InvalidArgument, "tile.Compute: the gradient of %s %d is %v; give the shape of %v, or nil", name, i, g, o.T)
+	return status.Errorf(status.InvalidArgument,
+		"tile.Compute: the gradient of %s %d is %v; give the shape of %v, or nil", name, i, g, o.T)
 }

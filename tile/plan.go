@@ -40,7 +40,8 @@ func NewPlan(rows, tileRows, maxRows int64) (Plan, error) {
 	}
 	if rows < 0 || tileRows < 0 || maxRows < rows {
 		return Plan{}, status.Errorf(status.InvalidArgument,
-			"tile.NewPlan: rows = %d, tile_rows = %d, max_rows = %d; none may be negative, and max_rows is the maximum of rows over all ranks", rows, tileRows, maxRows)
+			"tile.NewPlan: rows = %d, tile_rows = %d, max_rows = %d; none may be negative, and max_rows is the maximum of rows over all ranks",
+			rows, tileRows, maxRows)
 	}
 	return Plan{rows, Count(maxRows, tileRows)}, nil
 }
@@ -52,7 +53,8 @@ func Agree(c comm.Comm, rows, tileRows int64) (Plan, error) {
 	if err = comm.Agree(c, err); err != nil {
 		return Plan{}, err
 	}
-	if err := comm.Same(c, "tile.Agree", comm.Field{Name: "tile_rows", Value: strconv.FormatInt(tileRows, 10)}); err != nil {
+	if err := comm.Same(c, "tile.Agree",
+		comm.Field{Name: "tile_rows", Value: strconv.FormatInt(tileRows, 10)}); err != nil {
 		return Plan{}, err
 	}
 	most := []int64{rows}

@@ -21,8 +21,10 @@ func TestBounds(t *testing.T) {
 				at := int64(0)
 				for i := range p.Count {
 					lo, hi := p.Bounds(i)
-					if lo != at || hi < lo || n > 0 && hi-lo > n || hi-lo > MaxTileRows(rows, n) || hi-lo > p.Step() || hi > lo && i > 0 && lo != i*p.Step() {
-						t.Fatalf("%d rows of %d by %d: tile %d of %d is [%d, %d) behind %d", rows, most, n, i, p.Count, lo, hi, at)
+					if lo != at || hi < lo || n > 0 && hi-lo > n || hi-lo > MaxTileRows(rows, n) || hi-lo > p.Step() ||
+						hi > lo && i > 0 && lo != i*p.Step() {
+						t.Fatalf("%d rows of %d by %d: tile %d of %d is [%d, %d) behind %d", rows, most, n, i, p.Count,
+							lo, hi, at)
 					}
 					at = hi
 				}
@@ -58,7 +60,8 @@ func TestKnownLengths(t *testing.T) {
 			got += fmt.Sprint(hi-lo, " ")
 		}
 		if p.Count != x.count || got != x.want+" " {
-			t.Errorf("%d rows of %d by %d: %d tiles of %s, want %d of %s", x.rows, x.most, x.tile, p.Count, got, x.count, x.want)
+			t.Errorf("%d rows of %d by %d: %d tiles of %s, want %d of %s", x.rows, x.most, x.tile, p.Count, got,
+				x.count, x.want)
 		}
 	}
 	p, _ := NewPlan(300, 2, 512)

@@ -136,7 +136,8 @@ func (b *Best) String() string {
 // ContinueBest returns the state of the comparison with which a run resumes, or nil to begin a new
 // one, with the reason if it is worth a message. here says on rank 0 whether the checkpoint is in
 // c.Dir. Collective.
-func (c *Checkpoints) ContinueBest(world comm.Comm, from *Resumed, k *Track, here bool) (b *checkpoint.Best, note string, err error) {
+func (c *Checkpoints) ContinueBest(world comm.Comm, from *Resumed, k *Track, here bool) (b *checkpoint.Best,
+	note string, err error) {
 	goesOn := []int64{0}
 	if world.Rank() == 0 && here {
 		b, note, err = c.continueBest(from.Best, k)
@@ -155,7 +156,8 @@ func (c *Checkpoints) ContinueBest(world comm.Comm, from *Resumed, k *Track, her
 
 func (c *Checkpoints) continueBest(was *checkpoint.Best, k *Track) (*checkpoint.Best, string, error) {
 	if was.Of != k.Of {
-		return nil, fmt.Sprintf("the evaluation sets or eval.metric are not the ones of the checkpoint, so losses are not compared: the best was %.4f after step %d (%s), and the comparison begins anew",
+		return nil, fmt.Sprintf(
+			"the evaluation sets or eval.metric are not the ones of the checkpoint, so losses are not compared: the best was %.4f after step %d (%s), and the comparison begins anew",
 			was.Loss, was.Step, was.Of), nil
 	}
 	if !c.Best || was.Step == 0 {
@@ -165,7 +167,9 @@ func (c *Checkpoints) continueBest(was *checkpoint.Best, k *Track) (*checkpoint.
 	if err != nil || there {
 		return was, "", err
 	}
-	return nil, fmt.Sprintf("checkpoint.best: there is no checkpoint of the best evaluation, after step %d; the comparison begins anew", was.Step), nil
+	return nil, fmt.Sprintf(
+		"checkpoint.best: there is no checkpoint of the best evaluation, after step %d; the comparison begins anew",
+		was.Step), nil
 }
 
 // check returns an error if no set has the name of the metric. The checks of a job file rule it

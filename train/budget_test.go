@@ -23,7 +23,8 @@ func TestBudget(t *testing.T) {
 	var lines strings.Builder
 	r := rand.New(rand.NewSource(3))
 	for range 25 {
-		line, _ := json.Marshal(map[string]string{"text": strings.Repeat("the cat sat on the log, ", 4)[:1+r.Intn(1+r.Intn(90))]})
+		line, _ := json.Marshal(
+			map[string]string{"text": strings.Repeat("the cat sat on the log, ", 4)[:1+r.Intn(1+r.Intn(90))]})
 		fmt.Fprintf(&lines, "%s\n", line)
 	}
 	path := file(t, t.TempDir(), "a.jsonl", lines.String())
@@ -31,7 +32,8 @@ func TestBudget(t *testing.T) {
 		d := config(64, path)
 		d.Pack, d.Shuffle, d.Budget = false, true, budget
 		d.Batch, d.Accumulate = 1, 12/int64(ranks/ulysses)
-		x := run{model: "llama", ranks: ranks, ulysses: ulysses, optimizer: "sgd", compute: tensor.F32, steps: 4, zero: zero}
+		x := run{model: "llama", ranks: ranks, ulysses: ulysses, optimizer: "sgd", compute: tensor.F32, steps: 4,
+			zero: zero}
 		var mu sync.Mutex
 		if err := comm.RunLocal(ranks, func(c comm.Comm) error {
 			got, err := x.rank(c, &d)
@@ -47,14 +49,16 @@ func TestBudget(t *testing.T) {
 		return o
 	}
 	want := trained(1, 1, 0, 0)
-	for _, c := range [][4]int{{1, 1, 0, 64}, {1, 1, 0, 1000}, {2, 1, 0, 64}, {4, 2, 0, 100}, {4, 2, 3, 130}, {4, 1, 2, 64}, {3, 1, 3, 90}, {4, 4, 1, 70}} {
+	for _, c := range [][4]int{{1, 1, 0, 64}, {1, 1, 0, 1000}, {2, 1, 0, 64}, {4, 2, 0, 100}, {4, 2, 3, 130},
+		{4, 1, 2, 64}, {3, 1, 3, 90}, {4, 4, 1, 70}} {
 		got := trained(c[0], c[1], c[2], int64(c[3]))
 		if e := worst(got.losses, want.losses); !(e <= 2e-6) {
 			t.Errorf("%v: losses %v, want %v", c, got.losses, want.losses)
 		}
 		most, off := 0.0, 0.0
 		for i := range want.weights {
-			most, off = max(most, math.Abs(float64(want.weights[i]))), max(off, math.Abs(float64(want.weights[i]-got.weights[i])))
+			most, off = max(most, math.Abs(float64(want.weights[i]))),
+				max(off, math.Abs(float64(want.weights[i]-got.weights[i])))
 		}
 		if !(off <= 1e-6*most) || len(got.weights) != len(want.weights) {
 			t.Errorf("%v: weights off by %g of %g", c, off, most)
@@ -94,7 +98,8 @@ func TestBudgetTokens(t *testing.T) {
 				s.Data.Evals = []data.NamedSet{{Set: set}}
 			}
 			if got, _ := s.MaxTokens(); got != c.want || s.PassTokens() != c.step {
-				t.Errorf("budget %d, eval %v: %d tokens, %d in a step, want %d and %d", c.budget, c.eval, got, s.PassTokens(), c.want, c.step)
+				t.Errorf("budget %d, eval %v: %d tokens, %d in a step, want %d and %d", c.budget, c.eval, got,
+					s.PassTokens(), c.want, c.step)
 			}
 			return nil
 		})

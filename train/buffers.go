@@ -107,7 +107,9 @@ func (r *readiness) note(p *model.Param) error {
 func (r *readiness) check() error {
 	for i, n := range r.count {
 		if n != r.microBatches {
-			return status.Errorf(status.Internal, "train: gradient of %s: GradReady was called %d times in %d micro-batches", r.params[i].Name, n, r.microBatches)
+			return status.Errorf(status.Internal,
+				"train: gradient of %s: GradReady was called %d times in %d micro-batches", r.params[i].Name, n,
+				r.microBatches)
 		}
 	}
 	return nil

@@ -131,7 +131,8 @@ func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, kinds int, sk
 					if err := from.Read(p.Name, kind, at-first, values); err != nil {
 						return err
 					}
-					if err := device.CopyAnywhere(d, s, state.slice(kind, at, at+int64(len(values))), tensor.OfFloat32(values, int64(len(values)))); err != nil {
+					if err := device.CopyAnywhere(d, s, state.slice(kind, at, at+int64(len(values))),
+						tensor.OfFloat32(values, int64(len(values)))); err != nil {
 						return err
 					}
 					if err := s.Sync(); err != nil { // the next read overwrites the buffer

@@ -39,7 +39,10 @@ type diagnosis struct {
 func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen, fix string, err error) {
 	t.Clock.Push("diagnosis")
 	defer t.Clock.Pop()
-	x := &diagnosis{Trainer: t, scanner: scanner{dev: t.Device, stream: t.stream, barrier: func() error { return comm.BarrierBeforeSync(t.Mesh.Seq) }}}
+	x := &diagnosis{Trainer: t,
+		scanner: scanner{dev: t.Device, stream: t.stream, barrier: func() error {
+			return comm.BarrierBeforeSync(t.Mesh.Seq)
+		}}}
 	defer func() { t.inspect = nil }()
 	for _, area := range []struct {
 		search func() error
@@ -47,7 +50,8 @@ func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen
 		needed bool
 	}{
 		{x.weights, "resume from an older checkpoint, with a lower optimizer.lr", true},
-		{func() error { t.inspect = x.look; return again(x) }, "lower optimizer.lr, or set train.on_nan = \"skip\" to skip such steps", true},
+		{func() error { t.inspect = x.look; return again(x) },
+			"lower optimizer.lr, or set train.on_nan = \"skip\" to skip such steps", true},
 		{x.sums, "lower optimizer.lr, or set train.on_nan = \"skip\" to skip such steps", gradients},
 	} {
 		if !area.needed {
@@ -77,7 +81,8 @@ func (x *diagnosis) look(at string, v tensor.Tensor) error {
 func (x *diagnosis) found(where string, bad badValues, shape []int64) {
 	host, _ := os.Hostname()
 	x.first = &finding{Order: x.seen, Where: where, Host: host,
-		What: fmt.Sprintf("%v at %v, %d of this rank's %d values", bad.value, unravel(bad.first, shape), bad.count, bad.of)}
+		What: fmt.Sprintf("%v at %v, %d of this rank's %d values", bad.value, unravel(bad.first, shape),
+			bad.count, bad.of)}
 }
 
 // weights searches the weights that this rank owns.
@@ -122,7 +127,8 @@ func (x *diagnosis) sums() error {
 		first := int64(0)
 		for _, p := range g.Params {
 			if err == nil {
-				err = x.look(g.Name+": gradient of "+p.Name+", summed over micro-batches and ranks", all.Slice(0, first, first+p.Numel()).View(p.Shape...))
+				err = x.look(g.Name+": gradient of "+p.Name+", summed over micro-batches and ranks",
+					all.Slice(0, first, first+p.Numel()).View(p.Shape...))
 			}
 			first += p.Numel()
 		}

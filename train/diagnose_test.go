@@ -174,7 +174,8 @@ func (x faultyRun) rank(host comm.Comm, dataset *data.Config, o *result) error {
 	defer set.Close()
 	setup := Setup{Device: f, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(),
 		Data: Data{Train: set.Train(), Config: dataset}, Loop: Loop{Steps: 3, OnNaN: x.onNaN},
-		Hooks: Hooks{Step: func(r *Record) error { o.records = append(o.records, *r); return nil }, Skipped: func(why string) { o.why = append(o.why, why) }}}
+		Hooks: Hooks{Step: func(r *Record) error { o.records = append(o.records, *r); return nil },
+			Skipped: func(why string) { o.why = append(o.why, why) }}}
 	if x.eval {
 		setup.Data.Evals = []data.NamedSet{{Set: set.Train()}}
 	}
@@ -211,10 +212,12 @@ func TestNotFinite(t *testing.T) {
 	}{
 		{name: "a weight", faultyRun: faultyRun{weights: func(put func(string, int64, float64)) {
 			put("model.layers.1.mlp.up_proj.weight", 3*32+5, math.NaN())
-		}}, want: "layer 1, weight model.layers.1.mlp.up_proj.weight, before the step", what: "NaN at [3 5], 1 of this rank's "},
+		}}, want: "layer 1, weight model.layers.1.mlp.up_proj.weight, before the step",
+			what: "NaN at [3 5], 1 of this rank's "},
 		{name: "an infinite weight", faultyRun: faultyRun{weights: func(put func(string, int64, float64)) {
 			put("model.embed_tokens.weight", 'a'*32+31, math.Inf(-1))
-		}}, want: "embed, weight model.embed_tokens.weight, before the step", what: "-Inf at [97 31], 1 of this rank's "},
+		}}, want: "embed, weight model.embed_tokens.weight, before the step",
+			what: "-Inf at [97 31], 1 of this rank's "},
 		// only the embedding of Q has feature 9, and gate · up overflows
 		{name: "one rank's tokens", faultyRun: faultyRun{weights: func(put func(string, int64, float64)) {
 			for i := range int64(256) {
@@ -231,15 +234,18 @@ func TestNotFinite(t *testing.T) {
 		// the second call of each pass is for the first layer
 		{name: "backward", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 2) }}
-		}}, rank: func(int, int) int { return 0 }, want: "micro-batch 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
+		}}, rank: func(int, int) int { return 0 },
+			want:  "micro-batch 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
 			count: func(int, int) int { return 1 }},
 		{name: "the second micro-batch", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 3) }}
-		}}, rank: func(int, int) int { return 0 }, want: "micro-batch 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
+		}}, rank: func(int, int) int { return 0 },
+			want: "micro-batch 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
 		// finite on every rank and in every micro-batch
 		{name: "a sum", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{embedding: func(int) (float64, bool) { return 3e38, true }}
-		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro-batches and ranks", what: "+Inf at [0 0]",
+		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro-batches and ranks",
+			what:  "+Inf at [0 0]",
 			count: func(ranks, _ int) int { return ranks }},
 		{name: "the hardware", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call == 2) }}
@@ -262,8 +268,10 @@ func TestNotFinite(t *testing.T) {
 					if x.name == "the hardware" {
 						updates = 2
 					}
-					if len(got.why) != 1 || got.err != nil || len(got.records) != 3 || !got.records[0].Skipped || got.updates != updates {
-						t.Errorf("%s, %v, skip: %v, %q, %d updates, %+v", x.name, mesh, got.err, got.why, got.updates, got.records)
+					if len(got.why) != 1 || got.err != nil || len(got.records) != 3 || !got.records[0].Skipped ||
+						got.updates != updates {
+						t.Errorf("%s, %v, skip: %v, %q, %d updates, %+v", x.name, mesh, got.err, got.why, got.updates,
+							got.records)
 						continue
 					}
 					text = got.why[0]
@@ -276,7 +284,8 @@ func TestNotFinite(t *testing.T) {
 				}
 				want := "^(train: )?step 1: loss .*" + regexp.QuoteMeta(x.what)
 				if x.want != "" {
-					want = "^(train: )?step 1: loss .*first seen in " + regexp.QuoteMeta(x.want) + ", on rank " + who + " \\(host " + regexp.QuoteMeta(host) + "\\): .*" + regexp.QuoteMeta(x.what)
+					want = "^(train: )?step 1: loss .*first seen in " + regexp.QuoteMeta(x.want) + ", on rank " + who +
+						" \\(host " + regexp.QuoteMeta(host) + "\\): .*" + regexp.QuoteMeta(x.what)
 				}
 				if x.count != nil {
 					want += fmt.Sprintf(".*found on %d of %d ranks", x.count(mesh[0], mesh[1]), mesh[0])
@@ -293,9 +302,12 @@ func TestNotFinite(t *testing.T) {
 // the error.
 func TestOneRankDiffers(t *testing.T) {
 	for _, onNaN := range []string{"stop", "skip"} {
-		x := faultyRun{run: run{model: "llama", ranks: 4, ulysses: 2}, onNaN: onNaN, spoil: func(rank int) spoil { return spoil{norm: rank == 2} }}
+		x := faultyRun{run: run{model: "llama", ranks: 4, ulysses: 2}, onNaN: onNaN, spoil: func(rank int) spoil {
+			return spoil{norm: rank == 2}
+		}}
 		got := x.start(t)
-		if status.Of(got.err) != status.Numeric || !Shared(got.err) || !strings.Contains(got.err.Error(), "hardware of rank 2") || len(got.records) > 0 {
+		if status.Of(got.err) != status.Numeric || !Shared(got.err) ||
+			!strings.Contains(got.err.Error(), "hardware of rank 2") || len(got.records) > 0 {
 			t.Errorf("%s: %v", onNaN, got.err)
 		}
 	}
@@ -305,13 +317,15 @@ func TestOneRankDiffers(t *testing.T) {
 // sequences.
 func TestEvaluationNotFinite(t *testing.T) {
 	for _, mesh := range [][3]int{{1, 1, 0}, {2, 1, 3}, {4, 2, 1}} {
-		x := faultyRun{run: run{model: "llama", ranks: mesh[0], ulysses: mesh[1], zero: mesh[2]}, eval: true, weights: func(put func(string, int64, float64)) {
-			put("model.embed_tokens.weight", 'Q'*32+9, 3e38)
-			put("model.layers.0.mlp.gate_proj.weight", 9, 3e38)
-			put("model.layers.0.mlp.up_proj.weight", 9, 3e38)
-		}}
+		x := faultyRun{run: run{model: "llama", ranks: mesh[0], ulysses: mesh[1], zero: mesh[2]}, eval: true,
+			weights: func(put func(string, int64, float64)) {
+				put("model.embed_tokens.weight", 'Q'*32+9, 3e38)
+				put("model.layers.0.mlp.gate_proj.weight", 9, 3e38)
+				put("model.layers.0.mlp.up_proj.weight", 9, 3e38)
+			}}
 		got := x.start(t)
-		if text := fmt.Sprint(got.err); status.Of(got.err) != status.Numeric || !strings.Contains(text, "evaluation after step 0") || !strings.Contains(text, "first seen in layer 0, ") {
+		if text := fmt.Sprint(got.err); status.Of(got.err) != status.Numeric ||
+			!strings.Contains(text, "evaluation after step 0") || !strings.Contains(text, "first seen in layer 0, ") {
 			t.Errorf("%v: %s", mesh, text)
 		}
 	}
@@ -345,7 +359,8 @@ func TestScanner(t *testing.T) {
 		for _, at := range [][2]int{{4, 0}, {2, 35}, {2, 34}} {
 			memory[at[0]*wide+4+at[1]] = float32(math.Inf(at[1] - 35 + 1))
 		}
-		if bad, err := sc.scan(x, true); err != nil || bad.count != 3 || bad.first != 2*36+34 || !math.IsInf(float64(bad.value), 1) {
+		if bad, err := sc.scan(x, true); err != nil || bad.count != 3 || bad.first != 2*36+34 ||
+			!math.IsInf(float64(bad.value), 1) {
 			t.Errorf("blocks of %d: %+v, %v", block, bad, err)
 		}
 		for i := range memory {

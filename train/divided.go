@@ -29,7 +29,8 @@ type Divided struct {
 }
 
 // newDivided stores parameters that are all trained, or of an evaluation. Collective.
-func newDivided(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
+func newDivided(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig,
+	stage int, o Offload) (Weights, error) {
 	dense, own, largest := divide(groups, mesh)
 	if largest == 0 {
 		return newWeights(d, mesh.World, groups, compute, opt, stage, o)
@@ -213,7 +214,8 @@ func (w *Divided) Traffic() (all []Traffic) {
 		t.What += " of experts"
 		all = append(all, t)
 	}
-	return append(all, Traffic{w.mesh.Expert.Axis(), comm.OpBroadcast, "experts for checkpoints, samples and model folders", w.broadcast})
+	return append(all, Traffic{w.mesh.Expert.Axis(), comm.OpBroadcast,
+		"experts for checkpoints, samples and model folders", w.broadcast})
 }
 
 func (w *Divided) Free() {

@@ -22,7 +22,8 @@ func expertRuns() (list []run) {
 				continue
 			}
 			for zero := range 4 {
-				list = append(list, run{model: "moe", ranks: ranks, ulysses: mesh[0], ring: mesh[1], experts: experts, zero: zero})
+				list = append(list,
+					run{model: "moe", ranks: ranks, ulysses: mesh[0], ring: mesh[1], experts: experts, zero: zero})
 			}
 		}
 	}
@@ -35,7 +36,8 @@ func expertRuns() (list []run) {
 // planned, and bytes equal the formulas (run.with).
 func TestExperts(t *testing.T) {
 	dataset := ignoredData(t)
-	for _, frozen := range [][]string{nil, {"*.experts.*"}, {"*self_attn*", "*norm*", "*.mlp.gate.*", "model.embed_tokens.weight", "lm_head.weight", "model.layers.1.*"}} {
+	for _, frozen := range [][]string{nil, {"*.experts.*"},
+		{"*self_attn*", "*norm*", "*.mlp.gate.*", "model.embed_tokens.weight", "lm_head.weight", "model.layers.1.*"}} {
 		train := func(x run) outcome {
 			x.optimizer, x.compute, x.steps, x.lr, x.freeze = "sgd", tensor.F32, 5, 0.1, frozen
 			dataset := dataset
@@ -52,12 +54,17 @@ func TestExperts(t *testing.T) {
 				continue
 			}
 			x.tiles = []model.Tiles{{}, {MLP: 3, Loss: 7}}[i%2]
-			x.memory = []MemoryConfig{{}, {BlockInput: "recompute", Attention: "recompute", QKV: "recompute", MLP: "recompute"}, {MLP: "recompute", Segment: 2}}[i%3]
+			x.memory = []MemoryConfig{{},
+				{BlockInput: "recompute", Attention: "recompute", QKV: "recompute", MLP: "recompute"},
+				{MLP: "recompute", Segment: 2}}[i%3]
 			got := train(x)
-			what := fmt.Sprintf("ulysses %d x ring %d of %d ranks, experts %d, zero %d, tiles %v, frozen %q", x.ulysses, x.ring, x.ranks, x.experts, x.zero, x.tiles, frozen)
+			what := fmt.Sprintf("ulysses %d x ring %d of %d ranks, experts %d, zero %d, tiles %v, frozen %q", x.ulysses,
+				x.ring, x.ranks, x.experts, x.zero, x.tiles, frozen)
 			for i := range want.losses {
-				if !(math.Abs(got.losses[i]-want.losses[i]) <= 1e-5) || !(math.Abs(got.norms[i]-want.norms[i]) <= 1e-5*want.norms[i]) {
-					t.Errorf("%s: step %d has loss %v and norm %v, want %v and %v", what, i+1, got.losses[i], got.norms[i], want.losses[i], want.norms[i])
+				if !(math.Abs(got.losses[i]-want.losses[i]) <= 1e-5) ||
+					!(math.Abs(got.norms[i]-want.norms[i]) <= 1e-5*want.norms[i]) {
+					t.Errorf("%s: step %d has loss %v and norm %v, want %v and %v", what, i+1, got.losses[i],
+						got.norms[i], want.losses[i], want.norms[i])
 				}
 			}
 			if d := worst32(got.weights, want.weights); !(d <= 3e-7) {
@@ -91,7 +98,8 @@ func TestExpertsOnDevices(t *testing.T) {
 					got := train(run{ranks: 4, ulysses: 2, experts: experts, offload: offload})
 					for i, l := range want.losses {
 						if !(math.Abs(got.losses[i]-l) <= 1e-5) {
-							t.Errorf("%s, zero %d, experts %d: loss %v at step %d, want %v", on.Name, zero, experts, got.losses[i], i+1, l)
+							t.Errorf("%s, zero %d, experts %d: loss %v at step %d, want %v", on.Name, zero, experts,
+								got.losses[i], i+1, l)
 						}
 					}
 				}

@@ -15,7 +15,8 @@ func (t *Trainer) DryRun(microBatches int64) error {
 		set = t.Data.Evals[0].Set
 	}
 	tokens := t.PassTokens()
-	m := &data.MicroBatch{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens), CuSeqlens: []int64{0}, Valid: tokens}
+	m := &data.MicroBatch{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens),
+		CuSeqlens: []int64{0}, Valid: tokens}
 	documents := max(1, set.Documents()/set.Sequences()) // of a sequence
 	for first := int64(0); first < tokens; first += set.Longest() {
 		n := min(set.Longest(), tokens-first)

@@ -25,7 +25,8 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 			if set.Name != "" {
 				of = " of " + set.Name
 			}
-			return nil, shared{status.Errorf(status.Numeric, "train: evaluation%s after step %d: loss %g: %s; %s", of, step, nll, seen, fix)}
+			return nil, shared{status.Errorf(status.Numeric, "train: evaluation%s after step %d: loss %g: %s; %s", of,
+				step, nll, seen, fix)}
 		}
 		total, r.EvalTokens = total+nll, r.EvalTokens+n
 		if set.Name != "" {
@@ -56,7 +57,8 @@ func (t *Trainer) evaluate(set *data.Set) (nll float64, targets int64, err error
 		each    int64 // sequences in a pass
 		alone   bool
 		me, of  int64 // of each round, this rank evaluates share me of the sequences
-	}{{long, t.evalBatch(set), false, int64(t.Mesh.Replica), replicas}, {short, 1, true, int64(world.Rank()), int64(world.Size())}} {
+	}{{long, t.evalBatch(set), false, int64(t.Mesh.Replica), replicas},
+		{short, 1, true, int64(world.Rank()), int64(world.Size())}} {
 		for len(x.numbers) > 0 {
 			round := x.numbers[:min(int64(len(x.numbers)), x.of*x.each)]
 			x.numbers = x.numbers[len(round):]
@@ -65,7 +67,8 @@ func (t *Trainer) evaluate(set *data.Set) (nll float64, targets int64, err error
 			// The last round may have no sequence for this rank. Other ranks still need its shards
 			// of the weights.
 			if lo == hi {
-				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock}); err != nil {
+				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena,
+					Clock: t.Clock}); err != nil {
 					return 0, 0, err
 				}
 				t.expertSent += t.Model.ExpertBytesSent()

@@ -15,7 +15,8 @@ import (
 
 // evaluated evaluates documents of the given lengths. It returns the record and the bytes that the
 // all-to-alls sent.
-func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batch int64, documents ...int) (r EvalRecord, sent int64) {
+func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batch int64,
+	documents ...int) (r EvalRecord, sent int64) {
 	t.Helper()
 	dir := t.TempDir()
 	var lines strings.Builder
@@ -26,7 +27,8 @@ func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batc
 	dataset.Pack, dataset.Batch, dataset.Accumulate = false, batch, 2/int64(ranks/ulysses)
 	var mu sync.Mutex
 	err := comm.RunLocal(ranks, func(host comm.Comm) error {
-		x := run{model: "qwen3", ranks: ranks, ulysses: ulysses, optimizer: "adamw", compute: tensor.F32, steps: 1, zero: zero, on: on}
+		x := run{model: "qwen3", ranks: ranks, ulysses: ulysses, optimizer: "adamw", compute: tensor.F32, steps: 1,
+			zero: zero, on: on}
 		o, err := x.rank(host, &dataset)
 		mu.Lock()
 		defer mu.Unlock()
@@ -59,7 +61,8 @@ func TestEvaluateAlone(t *testing.T) {
 				for _, on := range []*devicetest.Kind{nil, &late} {
 					got, sent := evaluated(t, mesh[0], mesh[1], zero, on, x.batch, x.documents...)
 					if !(math.Abs(float64(got.EvalLoss-want.EvalLoss)) < 1e-6) {
-						t.Errorf("%v by %v, zero %d: loss %v, want %v", x.documents, mesh, zero, got.EvalLoss, want.EvalLoss)
+						t.Errorf("%v by %v, zero %d: loss %v, want %v", x.documents, mesh, zero, got.EvalLoss,
+							want.EvalLoss)
 					}
 					long := 0
 					for _, n := range x.documents {
@@ -68,7 +71,8 @@ func TestEvaluateAlone(t *testing.T) {
 						}
 					}
 					if on == nil && (sent > 0) != (long > 0) {
-						t.Errorf("%v by %v, zero %d: %d bytes were sent for %d long documents", x.documents, mesh, zero, sent, long)
+						t.Errorf("%v by %v, zero %d: %d bytes were sent for %d long documents", x.documents, mesh, zero,
+							sent, long)
 					}
 				}
 			}

@@ -46,7 +46,8 @@ func Export(path, folder string, force, merge bool) (from string, step int64, sk
 		}
 		skipped = append(skipped, err.Error())
 	}
-	return "", 0, nil, status.Errorf(status.InvalidConfig, "export: no checkpoint in %s is whole:\n  %s\nname another folder", path, strings.Join(skipped, "\n  "))
+	return "", 0, nil, status.Errorf(status.InvalidConfig,
+		"export: no checkpoint in %s is whole:\n  %s\nname another folder", path, strings.Join(skipped, "\n  "))
 }
 
 func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
@@ -56,7 +57,8 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 	}
 	adapters := slices.ContainsFunc(tensors, func(t model.Stored) bool { return model.IsAdapter(t.Name) })
 	if merge && !adapters {
-		return status.Errorf(status.InvalidArgument, "export --merge: checkpoint %s has no adapters; leave out --merge", c.Path)
+		return status.Errorf(status.InvalidArgument, "export --merge: checkpoint %s has no adapters; leave out --merge",
+			c.Path)
 	}
 	cfg, err := model.ReadConfig(c.ModelPath(), nil)
 	if err != nil {
@@ -89,7 +91,9 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 			}
 		}
 	}
-	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.InFiles(append(tensors, biases...)))
+	return model.WriteFolder(folder, func(dir string) error {
+		return model.CopyRest(dir, c.ModelPath(), c.ModelFiles())
+	}, cfg.InFiles(append(tensors, biases...)))
 }
 
 // merged returns the tensors of the base model with the adapters of a checkpoint merged.
@@ -106,7 +110,9 @@ func merged(c *checkpoint.Checkpoint, cfg *model.Config, base, adapters []model.
 		}
 		return nil
 	}
-	return l.Merge(cfg, base, shape, func(name string, at int64, dst []float32) error { return c.Read(name, 0, at, dst) })
+	return l.Merge(cfg, base, shape, func(name string, at int64, dst []float32) error {
+		return c.Read(name, 0, at, dst)
+	})
 }
 
 // MergeAdapters writes the model folder of a folder of PEFT, merged with the base model that it
@@ -131,7 +137,9 @@ func MergeAdapters(path, folder string, force bool) error {
 // openBase opens the folder of the base model, whose weights the run has not trained.
 func openBase(c *checkpoint.Checkpoint, cfg *model.Config) (*model.Folder, error) {
 	if c.Base == "" {
-		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s does not have the weights that train.freeze names, because they were drawn from the run's seed; resume its run, which writes model/ at its end", c.Path)
+		return nil, status.Errorf(status.Unsupported,
+			"export: checkpoint %s does not have the weights that train.freeze names, because they were drawn from the run's seed; resume its run, which writes model/ at its end",
+			c.Path)
 	}
 	base, err := model.OpenWeights(c.Base, cfg)
 	if err != nil {
@@ -139,7 +147,9 @@ func openBase(c *checkpoint.Checkpoint, cfg *model.Config) (*model.Folder, error
 	}
 	now, err := base.Fingerprint()
 	if was := c.Run[FrozenKey]; err == nil && now != was {
-		err = status.Errorf(status.InvalidConfig, "export: the weights in %s differ from the base model of checkpoint %s (fingerprint %s, it was %s); restore the folder", c.Base, c.Path, now, was)
+		err = status.Errorf(status.InvalidConfig,
+			"export: the weights in %s differ from the base model of checkpoint %s (fingerprint %s, it was %s); restore the folder",
+			c.Base, c.Path, now, was)
 	}
 	if err != nil {
 		base.Close()
@@ -161,7 +171,8 @@ func FindCheckpoint(path string) string {
 // stored returns the weights of a checkpoint in the types of a model folder.
 func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	if len(c.Model) == 0 {
-		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s has no config.json of the model, because older programs did not write it; resume its run with this program, which writes model/ at its end",
+		return nil, status.Errorf(status.Unsupported,
+			"export: checkpoint %s has no config.json of the model, because older programs did not write it; resume its run with this program, which writes model/ at its end",
 			c.Path)
 	}
 	for _, g := range c.Groups {
@@ -177,11 +188,14 @@ func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 }
 
 // storedAs returns a tensor of a model folder with the name, shape and type in a manifest.
-func storedAs(c *checkpoint.Checkpoint, t checkpoint.Tensor, read func(at int64, dst []float32) error) (model.Stored, error) {
+func storedAs(c *checkpoint.Checkpoint, t checkpoint.Tensor, read func(at int64, dst []float32) error) (model.Stored,
+	error) {
 	dtype := tensor.ParseDType(t.DType)
 	if dtype == tensor.Invalid {
-		return model.Stored{}, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
-			c.Path, t.Name, t.DType)
+		return model.Stored{},
+			status.Errorf(status.InvalidConfig,
+				"export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
+				c.Path, t.Name, t.DType)
 	}
 	return model.Stored{Name: t.Name, DType: dtype, Shape: t.Shape, Read: read}, nil
 }
@@ -192,7 +206,8 @@ func checkTarget(c *checkpoint.Checkpoint, folder string, force bool) error {
 	fail := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "export: %w", fmt.Errorf(format, args...))
 	}
-	if _, err := os.Stat(filepath.Join(folder, "manifest.json")); err == nil || outdir.Inside(folder, c.Path) || outdir.Inside(c.Path, folder) {
+	if _, err := os.Stat(filepath.Join(folder, "manifest.json")); err == nil || outdir.Inside(folder, c.Path) ||
+		outdir.Inside(c.Path, folder) {
 		return fail("%s is, or holds, a checkpoint or a file of one; name another folder for the model", folder)
 	}
 	return checkFolder(c.Base, folder, force)
@@ -205,14 +220,16 @@ func checkFolder(base, folder string, force bool) error {
 		return status.Errorf(status.InvalidArgument, "export: %w", fmt.Errorf(format, args...))
 	}
 	if base != "" && (outdir.Inside(folder, base) || outdir.Inside(base, folder)) {
-		return fail("%s is, holds or lies in %s, the folder of the base model (model.path of the run), which is never overwritten; name another folder", folder, base)
+		return fail("%s is, holds or lies in %s, the folder of the base model (model.path of the run), which is never overwritten; name another folder",
+			folder, base)
 	}
 	if force {
 		return nil
 	}
 	used, err := model.FilesIn(folder)
 	if len(used) > 0 {
-		return fail("%s holds a model (%s), which would be replaced; name another folder, or add --force", folder, firstNames(used))
+		return fail("%s holds a model (%s), which would be replaced; name another folder, or add --force", folder,
+			firstNames(used))
 	}
 	if info, statErr := os.Stat(folder); err != nil && statErr == nil && info.IsDir() {
 		return status.Errorf(status.IO, "export: %w; name a folder that can be read", err)

@@ -18,5 +18,6 @@ func file(t testing.TB, dir, name, content string) string {
 }
 
 func config(sequence int64, paths ...string) data.Config {
-	return data.Config{Path: paths, Tokenizer: "bytes", TextField: "text", Sequence: sequence, Batch: 1, Accumulate: 1, Pack: true}
+	return data.Config{Path: paths, Tokenizer: "bytes", TextField: "text", Sequence: sequence, Batch: 1, Accumulate: 1,
+		Pack: true}
 }

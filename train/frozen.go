@@ -31,11 +31,13 @@ func anyFrozen(groups []*model.Group) bool {
 // newPartial allocates the trained parameters, and then the frozen ones. It returns an interface:
 // a nil *Partial would not be a nil Weights, and a refused job frees weights that are not nil.
 // Collective.
-func newPartial(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (_ Weights, err error) {
+func newPartial(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig,
+	stage int, o Offload) (_ Weights, err error) {
 	w := &Partial{}
 	trained, frozen := model.Halves(groups, false), model.Halves(groups, true)
 	if total(trained) == 0 {
-		return nil, status.Errorf(status.InvalidConfig, "train.freeze: all parameters of the model are frozen; leave some of them out of the list, or evaluate with kind = \"eval\"")
+		return nil, status.Errorf(status.InvalidConfig,
+			"train.freeze: all parameters of the model are frozen; leave some of them out of the list, or evaluate with kind = \"eval\"")
 	}
 	if w.trained, err = newDivided(d, mesh, trained, compute, opt, stage, o); err != nil {
 		return nil, err

@@ -24,11 +24,14 @@ var freezes = map[string][]string{
 }
 
 func init() {
-	common := map[string]any{"vocab_size": 256, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1}
+	common := map[string]any{"vocab_size": 256, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+		"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1}
 	for name, more := range map[string]map[string]any{
-		"qwen3_5": {"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+		"qwen3_5": {"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2,
+			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
 			"linear_value_head_dim": 9, "linear_conv_kernel_dim": 3, "partial_rotary_factor": 0.5},
-		"gemma2":  {"model_type": "gemma2", "head_dim": 6, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+		"gemma2": {"model_type": "gemma2", "head_dim": 6, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 3.0,
+			"final_logit_softcapping": 4.0},
 		"gpt_oss": {"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5},
 	} {
 		maps.Copy(more, common)
@@ -42,14 +45,16 @@ func init() {
 func TestFrozen(t *testing.T) {
 	for _, name := range []string{"llama", "qwen3"} {
 		for list, freeze := range freezes {
-			one := run{model: name, ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 5, freeze: freeze}
+			one := run{model: name, ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 5,
+				freeze: freeze}
 			want := one.train(t)
 			for i, mesh := range [][2]int{{2, 2}, {2, 1}, {4, 2}} {
 				for zero := range 4 {
 					x := one
 					x.ranks, x.ulysses, x.zero = mesh[0], mesh[1], zero
 					if (i+zero)%2 == 0 {
-						x.memory = MemoryConfig{BlockInput: "offload", Attention: "recompute", QKV: "recompute", MLP: "recompute"}
+						x.memory = MemoryConfig{BlockInput: "offload", Attention: "recompute", QKV: "recompute",
+							MLP: "recompute"}
 					}
 					got := x.train(t)
 					x.near(t, got, want, 1e-5)
@@ -103,7 +108,8 @@ func TestFrozenMemory(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for zero := range 4 {
 		for _, compute := range []tensor.DType{tensor.F32, tensor.BF16} {
-			x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: compute, steps: 3, zero: zero, on: &late, freeze: []string{`re:.*(embed|norm|k_proj|v_proj|o_proj|gate|up|lm_head|bias).*`}}
+			x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: compute, steps: 3, zero: zero,
+				on: &late, freeze: []string{`re:.*(embed|norm|k_proj|v_proj|o_proj|gate|up|lm_head|bias).*`}}
 			o := x.train(t)
 			cfg, err := model.ConfigFromMap(tiny["llama"])
 			if err != nil {
@@ -117,7 +123,8 @@ func TestFrozenMemory(t *testing.T) {
 			if zero > 0 {
 				own /= 2
 			}
-			want := map[string]int64{"first moments": 4 * own, "second moments": 4 * own, "gradients": 4 * trained, "frozen weights": compute.Size() * frozen}
+			want := map[string]int64{"first moments": 4 * own, "second moments": 4 * own, "gradients": 4 * trained,
+				"frozen weights": compute.Size() * frozen}
 			if compute == tensor.BF16 {
 				want["master weights"] = 4 * own
 			}
@@ -152,8 +159,10 @@ func (x run) alone(dataset *data.Config) (o outcome, err error) {
 
 // A list that freezes everything and a pattern without a match are refused.
 func TestFreezeIsRefused(t *testing.T) {
-	for pattern, text := range map[string]string{"*": "all parameters of the model are frozen", "model.layers.9.*": `"model.layers.9.*" matches no parameter`, "re:(": "is not a regular expression"} {
-		x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 1, freeze: []string{"*.q_proj.weight", pattern}}
+	for pattern, text := range map[string]string{"*": "all parameters of the model are frozen",
+		"model.layers.9.*": `"model.layers.9.*" matches no parameter`, "re:(": "is not a regular expression"} {
+		x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 1,
+			freeze: []string{"*.q_proj.weight", pattern}}
 		dataset := ignoredData(t)
 		_, err := x.alone(&dataset)
 		if err == nil || !strings.Contains(err.Error(), text) {
@@ -165,7 +174,8 @@ func TestFreezeIsRefused(t *testing.T) {
 // A checkpoint has the trained parameters alone, and a run resumes from it with equal weights.
 func TestFrozenResume(t *testing.T) {
 	for _, zero := range []int{0, 3} {
-		x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.F32, steps: 4, zero: zero, freeze: freezes["k, norms"]}
+		x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.F32, steps: 4, zero: zero,
+			freeze: freezes["k, norms"]}
 		want := x.train(t)
 		x.keep = &Checkpoints{Dir: t.TempDir(), Keep: 1, Model: func(string) error { return nil }}
 		x.stop = true
@@ -187,7 +197,8 @@ func TestFrozenResume(t *testing.T) {
 // the results of states on the device. The streams of the devices run in random order.
 func TestFrozenOffloaded(t *testing.T) {
 	offloads := []Offload{{Step: StepStreamed, Bucket: 1000}, {Step: StepOnHost, Bucket: 1000, Host: hostStepper{}},
-		{Step: StepStreamed, Bucket: 1000, Gradients: true}, {Step: StepOnHost, Bucket: 1000, Host: hostStepper{}, Gradients: true}}
+		{Step: StepStreamed, Bucket: 1000, Gradients: true},
+		{Step: StepOnHost, Bucket: 1000, Host: hostStepper{}, Gradients: true}}
 	for i, x := range []run{
 		{ranks: 1, ulysses: 1, freeze: freezes["k, norms"]},
 		{ranks: 2, ulysses: 2, zero: 2, freeze: freezes["embedding and a layer"]},

@@ -29,7 +29,8 @@ func fits(d device.Device, stage int, plan []model.Component) error {
 	if info.Usable() == info.Memory {
 		return within(plan, false, info.Memory, whose, orZero(stage, deviceFix))
 	}
-	whose += fmt.Sprintf(" %.1f MiB, of which contexts, communicators and other processes leave", float64(info.Memory)/mib)
+	whose += fmt.Sprintf(" %.1f MiB, of which contexts, communicators and other processes leave",
+		float64(info.Memory)/mib)
 	err := within(plan, false, info.Free, whose, orZero(stage, deviceFix))
 	if err != nil && model.Bytes(plan) <= info.Memory {
 		err = status.Errorf(status.OutOfMemory, "%w; or end other processes on the GPU (nvidia-smi lists them)", err)
@@ -46,7 +47,8 @@ func fitsHost(d device.Device, free int64, perNode, stage int, plan []model.Comp
 	}
 	whose := "the host has free for it"
 	if perNode > 1 {
-		whose = fmt.Sprintf("the host has %.1f GiB free for %d ranks, for each", float64(free)*float64(perNode)/gib, perNode)
+		whose = fmt.Sprintf("the host has %.1f GiB free for %d ranks, for each",
+			float64(free)*float64(perNode)/gib, perNode)
 	}
 	if d.Info().Place != tensor.Host {
 		return within(plan, true, free, whose, orZero(stage, hostFix))
@@ -89,6 +91,7 @@ func within(plan []model.Component, host bool, limit int64, whose, fix string) e
 			largest = c
 		}
 	}
-	return status.Errorf(status.OutOfMemory, "train: %.1f MiB %sare planned on this rank, but %s %.1f MiB; the largest allocation is %s with %.1f MiB; %s",
+	return status.Errorf(status.OutOfMemory,
+		"train: %.1f MiB %sare planned on this rank, but %s %.1f MiB; the largest allocation is %s with %.1f MiB; %s",
 		float64(planned)/mib, where, whose, float64(limit)/mib, largest.Name, float64(largest.Bytes)/mib, fix)
 }

@@ -27,7 +27,8 @@ type Evaluated struct {
 // one in a folder of checkpoints, that any number of ranks wrote. Parameters that its run has not
 // trained keep their values, which must equal the values of the base model. It needs no moments and
 // does not compare data and settings. Collective; called before New.
-func LoadCheckpoint(path string, e *Evaluated, d device.Device, world comm.Comm, w Weights, groups []*model.Group) (r Resumed, err error) {
+func LoadCheckpoint(path string, e *Evaluated, d device.Device, world comm.Comm, w Weights,
+	groups []*model.Group) (r Resumed, err error) {
 	var paths []string
 	if world.Rank() == 0 {
 		paths, err = checkpoint.Find(path)
@@ -47,21 +48,26 @@ func LoadCheckpoint(path string, e *Evaluated, d device.Device, world comm.Comm,
 	}
 	var damage []string
 	for _, p := range paths {
-		from, notes, err := openWhole(p, world, func(from *checkpoint.Checkpoint) ([]string, error) { return e.compare(from, groups) })
+		from, notes, err := openWhole(p, world, func(from *checkpoint.Checkpoint) ([]string, error) {
+			return e.compare(from, groups)
+		})
 		if from != nil {
 			err = comm.Agree(world, fill(from, d, w, 1, frozenNames(from)))
 			from.Close()
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{Path: p, Step: from.Step, Updates: from.Updates, Notes: append(damage, notes...), Biases: biasesOf(from)}, err
+			return Resumed{Path: p, Step: from.Step, Updates: from.Updates, Notes: append(damage, notes...),
+				Biases: biasesOf(from)}, err
 		}
 		if _, ok := err.(*damaged); !ok || len(paths) == 1 {
 			return r, err
 		}
 		damage = append(damage, err.Error())
 	}
-	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nname another folder", path, strings.Join(damage, "\n  "))
+	return r, status.Errorf(status.InvalidConfig,
+		"checkpoint.resume: no checkpoint in %s is whole:\n  %s\nname another folder", path,
+		strings.Join(damage, "\n  "))
 }
 
 // frozenNames returns the names of the parameters that the run of a checkpoint has not trained.
@@ -84,7 +90,9 @@ func (e *Evaluated) compare(from *checkpoint.Checkpoint, groups []*model.Group) 
 	}
 	if n := len(from.Stages); n > 0 && from.Stages[n-1].Model == e.Stage.Model {
 		if was := from.Stages[n-1].Positions; was != e.Stage.Positions {
-			notes = append(notes, fmt.Sprintf("the model has %s, and it had %s when checkpoint %s was written", e.Stage.Positions, was, from.Path))
+			notes = append(notes,
+				fmt.Sprintf("the model has %s, and it had %s when checkpoint %s was written", e.Stage.Positions, was,
+					from.Path))
 		}
 		run[ModelKey] = from.Run[ModelKey]
 	}
@@ -105,7 +113,9 @@ func (e *Evaluated) compare(from *checkpoint.Checkpoint, groups []*model.Group) 
 		}
 	}
 	if faults := differences(from, run, e.Changes, trained, 1); len(faults) > 0 {
-		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s is of another model: %s; name the job file, or the model, of its run", from.Path, strings.Join(faults, "; "))
+		return nil, status.Errorf(status.InvalidConfig,
+			"checkpoint %s is of another model: %s; name the job file, or the model, of its run", from.Path,
+			strings.Join(faults, "; "))
 	}
 	return notes, nil
 }

@@ -19,7 +19,8 @@ func TestLoRATable(t *testing.T) {
 		if name == "qwen3_5" {
 			lora.Dropout = 0.2
 		}
-		one := run{model: name, ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 3, lora: lora, lr: 0.3}
+		one := run{model: name, ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 3,
+			lora: lora, lr: 0.3}
 		want := one.train(t)
 		if !(want.losses[2] < want.losses[0]) {
 			t.Errorf("%s: the loss does not decrease: %v", name, want.losses)
@@ -30,7 +31,8 @@ func TestLoRATable(t *testing.T) {
 				x.ranks, x.ulysses, x.ring, x.zero = mesh[0], mesh[1], mesh[2], zero
 				switch (i + zero) % 3 {
 				case 0:
-					x.memory = MemoryConfig{BlockInput: "recompute", Attention: "recompute", QKV: "recompute", MLP: "recompute"}
+					x.memory = MemoryConfig{BlockInput: "recompute", Attention: "recompute", QKV: "recompute",
+						MLP: "recompute"}
 				case 1:
 					x.tiles = model.Tiles{MLP: 5, Loss: 7}
 					x.memory = MemoryConfig{BlockInput: "offload", Attention: "keep", QKV: "recompute", MLP: "keep"}
@@ -52,7 +54,8 @@ func TestLoRATable(t *testing.T) {
 // planned memory, with and without tiles. One rank has the same losses.
 func TestLoRAOfSharedExperts(t *testing.T) {
 	onGPU := devicetest.CUDA(t, "cuda", false)
-	one := run{model: "shared", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 2, lora: &model.LoRA{Rank: 16, Alpha: 7, Targets: []string{model.AllLinear}}, tiles: model.Tiles{Loss: 4}}
+	one := run{model: "shared", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 2,
+		lora: &model.LoRA{Rank: 16, Alpha: 7, Targets: []string{model.AllLinear}}, tiles: model.Tiles{Loss: 4}}
 	want := one.train(t)
 	for _, tile := range []int64{0, 5} {
 		x := one
@@ -67,7 +70,8 @@ func TestLoRAOfSharedExperts(t *testing.T) {
 func TestLoRAOnThePlugin(t *testing.T) {
 	onGPU := devicetest.CUDA(t, "cuda", false)
 	for _, name := range []string{"llama", "qwen3_5"} {
-		x := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 4, lora: &model.LoRA{Rank: 3, Alpha: 7, Dropout: 0.1, Targets: []string{model.AllLinear}}}
+		x := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 4,
+			lora: &model.LoRA{Rank: 3, Alpha: 7, Dropout: 0.1, Targets: []string{model.AllLinear}}}
 		want := x.train(t)
 		x.on = &onGPU
 		x.near(t, x.train(t), want, 1e-4)
@@ -84,7 +88,8 @@ func TestLoRABegins(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, compute := range []tensor.DType{tensor.F32, tensor.BF16} {
 		for zero := range 4 {
-			x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: compute, steps: 3, zero: zero, on: &late}
+			x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: compute, steps: 3, zero: zero,
+				on: &late}
 			want := x.train(t).losses
 			x.lora = &model.LoRA{Rank: 4, Alpha: 8, Targets: []string{"q_proj", "down_proj"}, RSLoRA: true}
 			got := x.train(t)
@@ -96,7 +101,8 @@ func TestLoRABegins(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			n := cfg.NumHiddenLayers * rank * (cfg.HiddenSize + cfg.NumAttentionHeads*cfg.HeadDim + cfg.HiddenSize + cfg.IntermediateSize)
+			n := cfg.NumHiddenLayers * rank * (cfg.HiddenSize + cfg.NumAttentionHeads*cfg.HeadDim + cfg.HiddenSize +
+				cfg.IntermediateSize)
 			if int64(len(got.weights)) != n {
 				t.Errorf("%d trained parameters, want %d", len(got.weights), n)
 			}

@@ -245,7 +245,8 @@ func (m *Metrics) checkPresent() error {
 	if err == nil {
 		err = errors.New("another file has its name")
 	}
-	return status.Errorf(status.IO, "output.dir: %s was removed or replaced while the run wrote to it, and its lines since then are lost (%w); run the job again, and do not change %s until the job ends",
+	return status.Errorf(status.IO,
+		"output.dir: %s was removed or replaced while the run wrote to it, and its lines since then are lost (%w); run the job again, and do not change %s until the job ends",
 		m.f.Name(), err, filepath.Dir(m.f.Name()))
 }
 

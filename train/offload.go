@@ -48,7 +48,8 @@ type StepRates struct {
 // as long as the copies in the direction of more bytes. On the host, copies of gradients and
 // weights overlap with the step, which reads and writes 28 bytes for each element with AdamW and 12
 // with SGD: F32 weights, gradients and moments, and 2 more in BF16 for the weights of that type.
-func (r *StepRates) StepSeconds(step OptimizerStep, o *OptimizerConfig, compute tensor.DType, gradients bool, n int64) float64 {
+func (r *StepRates) StepSeconds(step OptimizerStep, o *OptimizerConfig, compute tensor.DType, gradients bool,
+	n int64) float64 {
 	moments, masters, grads, weights := int64(0), int64(0), int64(4), compute.Size()
 	if o.Name == "adamw" {
 		moments = 8
@@ -120,14 +121,16 @@ func (o *optimizer) hasMasters(compute tensor.DType) bool {
 
 // plan returns the buffers of the states of n elements, with a suffix for their names, and of the
 // slots. own is the number of elements of the largest range of which this rank owns states.
-func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, masters, m, v *tensor.Tensor) (p []planned) {
+func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, masters, m,
+	v *tensor.Tensor) (p []planned) {
 	host := o.Offloaded()
 	adamw := o.Name == "adamw"
 	if o.hasMasters(compute) {
 		p = append(p, planned{"master weights" + suffix, tensor.F32, n, masters, host})
 	}
 	if adamw {
-		p = append(p, planned{"first moments" + suffix, tensor.F32, n, m, host}, planned{"second moments" + suffix, tensor.F32, n, v, host})
+		p = append(p, planned{"first moments" + suffix, tensor.F32, n, m, host},
+			planned{"second moments" + suffix, tensor.F32, n, v, host})
 	}
 	if !host {
 		return p
@@ -151,7 +154,8 @@ func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, mast
 			p = append(p, planned{"master weights" + name, tensor.F32, o.largest, &x.Master, false})
 		}
 		if adamw {
-			p = append(p, planned{"first moments" + name, tensor.F32, o.largest, &x.M, false}, planned{"second moments" + name, tensor.F32, o.largest, &x.V, false})
+			p = append(p, planned{"first moments" + name, tensor.F32, o.largest, &x.M, false},
+				planned{"second moments" + name, tensor.F32, o.largest, &x.V, false})
 		}
 	}
 	if o.Gradients {
@@ -166,9 +170,12 @@ func (o *optimizer) check(compute tensor.DType) error {
 	case !o.Offloaded():
 		return nil
 	case o.dev.Info().Place == tensor.Host:
-		return status.Errorf(status.InvalidConfig, "memory.optimizer: offloading on the device %s, which computes in host memory: the optimizer's states are there already; set memory.optimizer = \"auto\"", o.dev.Info().Kind)
+		return status.Errorf(status.InvalidConfig,
+			"memory.optimizer: offloading on the device %s, which computes in host memory: the optimizer's states are there already; set memory.optimizer = \"auto\"",
+			o.dev.Info().Kind)
 	case o.Name == "sgd" && compute == tensor.F32:
-		return status.Errorf(status.InvalidConfig, "memory.optimizer: offloading with optimizer.name = \"sgd\" in f32, which has no state beside the weights; set memory.optimizer = \"auto\"")
+		return status.Errorf(status.InvalidConfig,
+			"memory.optimizer: offloading with optimizer.name = \"sgd\" in f32, which has no state beside the weights; set memory.optimizer = \"auto\"")
 	}
 	return nil
 }

@@ -51,23 +51,28 @@ func (x run) onFake(t *testing.T, seed uint64, o fake.Options) (out outcome, err
 // stage, optimizer and compute type, with buckets that divide parameters. A step on the host does
 // so because the test device computes with the kernels of the CPU.
 func TestOffloadedOptimizerIsBitwiseEqual(t *testing.T) {
-	streamed, onHost := Offload{Step: StepStreamed, Bucket: 1000}, Offload{Step: StepOnHost, Bucket: 1000, Host: hostStepper{}}
+	streamed, onHost := Offload{Step: StepStreamed, Bucket: 1000},
+		Offload{Step: StepOnHost, Bucket: 1000, Host: hostStepper{}}
 	with := func(o Offload) Offload { o.Gradients = true; return o }
 	for i, x := range []struct {
 		run
 		offloads []Offload
 	}{
-		{run{ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}, []Offload{streamed, onHost, with(streamed), with(onHost)}},
+		{run{ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16},
+			[]Offload{streamed, onHost, with(streamed), with(onHost)}},
 		{run{ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.BF16}, []Offload{streamed}},
 		{run{ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32}, []Offload{streamed, onHost}},
 		{run{ranks: 2, ulysses: 1, optimizer: "adamw", compute: tensor.BF16, zero: 0}, []Offload{streamed, onHost}},
 		{run{ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, zero: 1}, []Offload{streamed}},
 		{run{ranks: 2, ulysses: 2, optimizer: "sgd", compute: tensor.BF16, zero: 1}, []Offload{onHost}},
-		{run{ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.F32, zero: 2}, []Offload{streamed, with(streamed), with(onHost)}},
+		{run{ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.F32, zero: 2},
+			[]Offload{streamed, with(streamed), with(onHost)}},
 		{run{ranks: 4, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, zero: 2}, []Offload{streamed}},
-		{run{ranks: 4, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, zero: 3}, []Offload{streamed, onHost, with(streamed), with(onHost)}},
+		{run{ranks: 4, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, zero: 3},
+			[]Offload{streamed, onHost, with(streamed), with(onHost)}},
 		{run{ranks: 2, ulysses: 2, optimizer: "sgd", compute: tensor.BF16, zero: 3}, []Offload{streamed, with(onHost)}},
-		{run{ranks: 2, ulysses: 1, ring: 2, optimizer: "adamw", compute: tensor.BF16, zero: 3}, []Offload{streamed, with(onHost)}},
+		{run{ranks: 2, ulysses: 1, ring: 2, optimizer: "adamw", compute: tensor.BF16, zero: 3},
+			[]Offload{streamed, with(onHost)}},
 	} {
 		x.model, x.steps = "llama", 3
 		want, err := x.onFake(t, uint64(100*i), fake.Options{})
@@ -83,14 +88,17 @@ func TestOffloadedOptimizerIsBitwiseEqual(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%+v: %v", x.run, err)
 			}
-			if !slices.Equal(got.losses, want.losses) || !slices.Equal(got.weights, want.weights) || got.eval != want.eval {
+			if !slices.Equal(got.losses, want.losses) || !slices.Equal(got.weights, want.weights) ||
+				got.eval != want.eval {
 				t.Errorf("%+v: losses %v, on the device %v", x.run, got.losses, want.losses)
 			}
 			// one rank sums the squares of whole gradients in another order
 			if !slices.Equal(got.norms, want.norms) && (x.ranks > 1 || !(worst(got.norms, want.norms) <= 1e-12)) {
 				t.Errorf("%+v: norms %v, on the device %v", x.run, got.norms, want.norms)
 			}
-			gradients := slices.ContainsFunc(got.table, func(c model.Component) bool { return c.Name == "gradients, shard (host)" })
+			gradients := slices.ContainsFunc(got.table, func(c model.Component) bool {
+				return c.Name == "gradients, shard (host)"
+			})
 			if model.HostBytes(got.table) == 0 || gradients != o.Gradients {
 				t.Errorf("%+v: the table is %v", x.run, got.table)
 			}
@@ -165,8 +173,10 @@ func TestSkippedStepOfAnOffloadedOptimizer(t *testing.T) {
 	} {
 		x.model, x.steps, x.onNaN = "llama", 4, "skip"
 		var want outcome
-		for i, o := range []Offload{{}, {Step: StepStreamed, Bucket: 1000}, {Step: StepOnHost, Bucket: 1000, Host: hostStepper{}},
-			{Step: StepStreamed, Bucket: 1000, Gradients: true}, {Step: StepOnHost, Bucket: 1000, Gradients: true, Host: hostStepper{}}} {
+		for i, o := range []Offload{{}, {Step: StepStreamed, Bucket: 1000},
+			{Step: StepOnHost, Bucket: 1000, Host: hostStepper{}},
+			{Step: StepStreamed, Bucket: 1000, Gradients: true},
+			{Step: StepOnHost, Bucket: 1000, Gradients: true, Host: hostStepper{}}} {
 			x.offload = o
 			var before sync.Map // by the weights of a rank
 			x.probe = func(w Weights, step int64) error {
@@ -177,7 +187,8 @@ func TestSkippedStepOfAnOffloadedOptimizer(t *testing.T) {
 				return spoilGradient(w)
 			}
 			x.after = func(w Weights, step int64) error {
-				if was, ok := before.Load(w); ok && step == bad && !slices.EqualFunc(was.([][]float32), hostStates(w), slices.Equal) {
+				if was, ok := before.Load(w); ok && step == bad &&
+					!slices.EqualFunc(was.([][]float32), hostStates(w), slices.Equal) {
 					t.Errorf("%+v: a skipped step changed states", x)
 				}
 				return nil
@@ -186,7 +197,8 @@ func TestSkippedStepOfAnOffloadedOptimizer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !math.IsNaN(got.norms[bad-1]) || slices.ContainsFunc(slices.Delete(slices.Clone(got.norms), bad-1, bad), math.IsNaN) {
+			if !math.IsNaN(got.norms[bad-1]) ||
+				slices.ContainsFunc(slices.Delete(slices.Clone(got.norms), bad-1, bad), math.IsNaN) {
 				t.Fatalf("%+v: norms %v", x, got.norms)
 			}
 			if i == 0 {
@@ -249,7 +261,8 @@ func spoilGradient(w Weights) error {
 // Steps of an offloaded optimizer, and gradients that are stored on the host, allocate nothing.
 func TestOffloadedStepAllocatesNothing(t *testing.T) {
 	plugin := devicetest.CUDA(t, "cuda", false)
-	for _, o := range []Offload{{Step: StepStreamed}, {Step: StepOnHost}, {Step: StepStreamed, Gradients: true}, {Step: StepOnHost, Gradients: true}} {
+	for _, o := range []Offload{{Step: StepStreamed}, {Step: StepOnHost}, {Step: StepStreamed, Gradients: true},
+		{Step: StepOnHost, Gradients: true}} {
 		err := comm.RunLocal(1, func(host comm.Comm) error {
 			d, c, done, err := plugin.Open(host)
 			if err != nil {
@@ -262,9 +275,11 @@ func TestOffloadedStepAllocatesNothing(t *testing.T) {
 			}
 			defer threads.Close()
 			o.Host, o.Bucket = threads, 1000
-			groups := []*model.Group{{Params: []*model.Param{{Shape: []int64{70, 50}, Decay: true}}}, {Params: []*model.Param{{Shape: []int64{900}}}}}
+			groups := []*model.Group{{Params: []*model.Param{{Shape: []int64{70, 50}, Decay: true}}},
+				{Params: []*model.Param{{Shape: []int64{900}}}}}
 			opt := &OptimizerConfig{Name: "adamw", Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1}
-			w, err := NewWeights(d, &comm.Mesh{World: comm.NewCounted(c, "world", nil, nil, nil)}, groups, tensor.BF16, opt, 0, o)
+			w, err := NewWeights(d, &comm.Mesh{World: comm.NewCounted(c, "world", nil, nil, nil)}, groups, tensor.BF16,
+				opt, 0, o)
 			if err != nil {
 				return err
 			}
@@ -276,7 +291,8 @@ func TestOffloadedStepAllocatesNothing(t *testing.T) {
 			defer s.Close()
 			step := func() error {
 				if z, ok := w.(*ZeRO); ok && o.Gradients {
-					if err := z.storeGradients(z.groups[0].shardOf(z.grads), z.groups[0].ownIn(z.reducedMem[0], 0), true, z.reduced.all[0].filled); err != nil {
+					if err := z.storeGradients(z.groups[0].shardOf(z.grads), z.groups[0].ownIn(z.reducedMem[0], 0),
+						true, z.reduced.all[0].filled); err != nil {
 						return err
 					}
 				}
@@ -298,22 +314,27 @@ func TestOffloadedStepAllocatesNothing(t *testing.T) {
 
 // Impossible and failing settings are errors on all ranks.
 func TestOffloadedOptimizerIsRefused(t *testing.T) {
-	x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, zero: 3, steps: 1, offload: Offload{Step: StepStreamed}}
-	if _, err := x.onFake(t, 1, fake.Options{HostMemory: 64}); status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "master weights, shard (host)") {
+	x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, zero: 3, steps: 1,
+		offload: Offload{Step: StepStreamed}}
+	if _, err := x.onFake(t, 1, fake.Options{HostMemory: 64}); status.Of(err) != status.OutOfMemory ||
+		!strings.Contains(err.Error(), "master weights, shard (host)") {
 		t.Errorf("an allocation fails on rank 0: %v", err)
 	}
 	x.offload.FreeHost = 1 << 10
-	if _, err := x.onFake(t, 1, fake.Options{}); status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "of host memory are planned") {
+	if _, err := x.onFake(t, 1, fake.Options{}); status.Of(err) != status.OutOfMemory ||
+		!strings.Contains(err.Error(), "of host memory are planned") {
 		t.Errorf("the host has too little memory: %v", err)
 	}
 	x.offload.FreeHost, x.optimizer, x.compute = 0, "sgd", tensor.F32
-	if _, err := x.onFake(t, 1, fake.Options{}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "no state beside the weights") {
+	if _, err := x.onFake(t, 1, fake.Options{}); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), "no state beside the weights") {
 		t.Errorf("sgd in f32: %v", err)
 	}
 	x.ranks, x.ulysses, x.optimizer = 1, 1, "adamw"
 	dataset := config(48, file(t, t.TempDir(), "a.txt", strings.Repeat("text ", 99)))
 	dataset.Accumulate = 1
-	if _, err := x.rank(comm.Local(1)[0], &dataset); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "there already") {
+	if _, err := x.rank(comm.Local(1)[0], &dataset); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), "there already") {
 		t.Errorf("on the CPU: %v", err)
 	}
 }

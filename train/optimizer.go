@@ -111,7 +111,9 @@ func (o *OptimizerConfig) checkGroups(groups []*model.Group) error {
 				}
 			}
 			if !found {
-				return status.Errorf(status.InvalidConfig, "optimizer.group: %q matches no trained parameter of the model; a pattern matches whole names such as %s, with * for any characters", text, example)
+				return status.Errorf(status.InvalidConfig,
+					"optimizer.group: %q matches no trained parameter of the model; a pattern matches whole names such as %s, with * for any characters",
+					text, example)
 			}
 		}
 	}
@@ -208,7 +210,8 @@ func (o *optimizer) divide(x bucket, from, to int64) {
 			}
 			return t.Slice(0, lo, hi)
 		}
-		b := bucket{State: State{Lo: x.Lo + lo, Hi: x.Lo + hi, Master: cut(x.Master), Compute: cut(x.Compute), M: cut(x.M), V: cut(x.V)},
+		b := bucket{State: State{Lo: x.Lo + lo, Hi: x.Lo + hi, Master: cut(x.Master), Compute: cut(x.Compute),
+			M: cut(x.M), V: cut(x.V)},
 			grads: cut(x.grads), decay: []device.Range{}, weightDecay: x.weightDecay}
 		for _, r := range x.decay {
 			if from, to := max(r.Lo, lo), min(r.Hi, hi); from < to {
@@ -241,7 +244,8 @@ func (o *optimizer) update(s device.Stream, lr, scale float64, t int64) error {
 func (o *optimizer) step(by Stepper, s device.Stream, b *bucket) error {
 	if o.Name == "adamw" {
 		o.adamw.WeightDecay = b.weightDecay
-		o.adamw.W, o.adamw.G, o.adamw.M, o.adamw.V, o.adamw.Low, o.adamw.Decay = b.Master, b.grads, b.M, b.V, b.Compute, b.decay
+		o.adamw.W, o.adamw.G, o.adamw.M, o.adamw.V, o.adamw.Low, o.adamw.Decay = b.Master, b.grads, b.M, b.V,
+			b.Compute, b.decay
 		return by.AdamW(s, &o.adamw)
 	}
 	o.sgd.WeightDecay = b.weightDecay

@@ -23,8 +23,8 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 		return model.Loss{}, err
 	}
 	n := batch.Rows()
-	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, n), Targets: t.targets.Slice(0, 0, n), Positions: t.positions.Slice(0, 0, n), Length: t.length,
-		Seed: int64(t.Seed), Number: m.First}
+	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, n), Targets: t.targets.Slice(0, 0, n),
+		Positions: t.positions.Slice(0, 0, n), Length: t.length, Seed: int64(t.Seed), Number: m.First}
 	if !backward { // evaluation, in which a sequence is a batch
 		b.Length = lengthOf(m)
 	}
@@ -49,7 +49,8 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 	}
 	forward, back := t.Model.BytesSent(batch)
 	t.sent += forward
-	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.weights(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock, Inspect: t.inspect}
+	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.weights(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock,
+		Inspect: t.inspect}
 	if backward {
 		t.sent += back
 		t.balanceSent += t.Model.BalanceBytesSent()

@@ -60,7 +60,9 @@ func (p *planner) run() error {
 		p.considered = p.choices()
 	}
 	if len(p.considered) == 0 {
-		return status.Errorf(status.InvalidConfig, "memory.qkv: memory.attention = %q needs qkv = \"recompute\"; set memory.qkv = \"auto\"", p.Memory.Config.Attention)
+		return status.Errorf(status.InvalidConfig,
+			"memory.qkv: memory.attention = %q needs qkv = \"recompute\"; set memory.qkv = \"auto\"",
+			p.Memory.Config.Attention)
 	}
 	best, err := p.choose()
 	if err != nil {
@@ -196,7 +198,8 @@ func (p *planner) try(some []Choice) error {
 	}
 	for i := range some {
 		x := most[4*i:]
-		some[i].Device, some[i].Host, some[i].fits, some[i].Extra = x[0], x[1], x[2] == 0, math.Float64frombits(uint64(x[3]))
+		some[i].Device, some[i].Host, some[i].fits, some[i].Extra = x[0], x[1], x[2] == 0,
+			math.Float64frombits(uint64(x[3]))
 	}
 	return nil
 }
@@ -230,12 +233,14 @@ func (p *planner) refuse(x *Choice) error {
 	}
 	all, limit := p.components(), &p.Memory.Config
 	if limit.Device > 0 {
-		if err := within(all, false, units.FromGiB(limit.Device), "memory.device allows", orZero(p.Memory.Stage, deviceFix)); err != nil {
+		if err := within(all, false, units.FromGiB(limit.Device), "memory.device allows",
+			orZero(p.Memory.Stage, deviceFix)); err != nil {
 			return err
 		}
 	}
 	if limit.Host > 0 {
-		if err := within(all, true, units.FromGiB(limit.Host), "memory.host allows", orZero(p.Memory.Stage, hostFix)); err != nil {
+		if err := within(all, true, units.FromGiB(limit.Host), "memory.host allows",
+			orZero(p.Memory.Stage, hostFix)); err != nil {
 			return err
 		}
 	}
@@ -283,7 +288,8 @@ func (p *planner) choices() (all []Choice) {
 	w, layers := p.Memory.Config, p.Model.Config.NumHiddenLayers
 	offload := w.Host > 0 || p.freeHost > 0 && p.Device.Info().Place != tensor.Host
 	policies := func(s string) []model.Policy {
-		policy, ok := map[string]model.Policy{"keep": model.Keep, "recompute": model.Recompute, "offload": model.Offload}[s]
+		policy, ok := map[string]model.Policy{"keep": model.Keep, "recompute": model.Recompute,
+			"offload": model.Offload}[s]
 		switch {
 		case ok:
 			return []model.Policy{policy}
@@ -299,7 +305,8 @@ func (p *planner) choices() (all []Choice) {
 				for _, qkv := range policies(w.QKV) {
 					for _, mlp := range policies(w.MLP) {
 						for _, groups := range p.headGroups() {
-							a := model.Activations{BlockInput: in.policy, Segment: in.segment, Attention: attention, QKV: qkv, MLP: mlp, HeadGroups: groups}
+							a := model.Activations{BlockInput: in.policy, Segment: in.segment, Attention: attention,
+								QKV: qkv, MLP: mlp, HeadGroups: groups}
 							if sensible(&a, &w) {
 								all = append(all, Choice{Activations: a, Tiles: x})
 							}
@@ -422,7 +429,8 @@ func (p *planner) listed() []Choice {
 	var all []Choice
 	for i, x := range p.considered {
 		worse := slices.ContainsFunc(p.considered, func(y Choice) bool {
-			return y.Device <= x.Device && y.Host <= x.Host && y.Extra <= x.Extra && (y.Device < x.Device || y.Host < x.Host || y.Extra < x.Extra)
+			return y.Device <= x.Device && y.Host <= x.Host && y.Extra <= x.Extra &&
+				(y.Device < x.Device || y.Host < x.Host || y.Extra < x.Extra)
 		})
 		twin := slices.ContainsFunc(p.considered[:i], func(y Choice) bool {
 			return y.Device == x.Device && y.Host == x.Host && y.Extra == x.Extra && !x.Chosen

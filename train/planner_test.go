@@ -18,7 +18,8 @@ import (
 
 // runOn runs two steps of a long sequence, on ranks with a device each. It returns the outcome and
 // the choice of each rank.
-func runOn(t *testing.T, x run, ranks int, open func(rank int) (device.Device, error)) (o outcome, chosen []Choice, err error) {
+func runOn(t *testing.T, x run, ranks int, open func(rank int) (device.Device, error)) (o outcome, chosen []Choice,
+	err error) {
 	t.Helper()
 	dataset := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
 	chosen = make([]Choice, ranks)
@@ -33,7 +34,8 @@ func runOn(t *testing.T, x run, ranks int, open func(rank int) (device.Device, e
 		if x.free < 0 { // only rank 0 knows its free memory
 			x.free *= -int64(1 - min(1, host.Rank()))
 		}
-		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", ranks, ranks, "adamw", tensor.F32, 2, &chosen[host.Rank()]
+		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", ranks, ranks, "adamw",
+			tensor.F32, 2, &chosen[host.Rank()]
 		c := host
 		if f, ok := d.(*fake.Device); ok {
 			c = fake.Communicator(f, host)
@@ -61,7 +63,9 @@ func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, 
 func TestUnequalRanksChooseAlike(t *testing.T) {
 	on := func(x run) (outcome, []Choice) {
 		t.Helper()
-		o, chosen, err := runOn(t, x, 2, func(rank int) (device.Device, error) { return cpu.New(cpu.Options{Workers: 1 + 15*rank}) })
+		o, chosen, err := runOn(t, x, 2, func(rank int) (device.Device, error) {
+			return cpu.New(cpu.Options{Workers: 1 + 15*rank})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,35 +106,52 @@ func TestMemoryIsChosen(t *testing.T) {
 		code   status.Code
 	}{
 		"room": {run{}, []int64{2 * whole, 0}, func(c *Choice, o *outcome) bool {
-			return !c.Offloads() && c.MLP == model.Keep && c.Attention == model.Keep && c.QKV == model.Keep && c.Extra == 0
+			return !c.Offloads() && c.MLP == model.Keep && c.Attention == model.Keep && c.QKV == model.Keep &&
+				c.Extra == 0
 		}, status.OK},
 		"one rank is small": {run{}, []int64{2 * whole, whole + 200<<10}, func(c *Choice, o *outcome) bool {
 			return c.Extra > 0 && model.Bytes(o.table) <= (whole+200<<10)*9/10 && c.Host == 0
 		}, status.OK},
-		"another process on the device": {run{unused: whole + 200<<10}, []int64{2 * whole, 2 * whole}, func(c *Choice, o *outcome) bool {
-			return c.Extra > 0 && model.Bytes(o.table) <= (whole+200<<10)*9/10 && c.Host == 0
-		}, status.OK},
+		"another process on the device": {run{unused: whole + 200<<10}, []int64{2 * whole, 2 * whole},
+			func(c *Choice, o *outcome) bool {
+				return c.Extra > 0 && model.Bytes(o.table) <= (whole+200<<10)*9/10 && c.Host == 0
+			}, status.OK},
 		"a limit": {run{memory: MemoryConfig{Device: share(0.8)}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
 			return c.Extra > 0 && float64(model.Bytes(o.table)) <= 0.8*float64(whole)
 		}, status.OK},
-		"offloading fits": {run{memory: MemoryConfig{BlockInput: "keep", Attention: "keep", QKV: "offload", MLP: "offload", Device: share(0.8), Host: 1}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
-			return c.Host > 0 && c.Extra > 0 && float64(model.Bytes(o.table)) <= 0.8*float64(whole)
-		}, status.OK},
-		"a free host that one rank knows": {run{memory: MemoryConfig{Device: share(0.8)}, free: -gib}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
-			return c.Extra > 0 && c.Host == 0
-		}, status.OK},
-		"as asked": {run{memory: MemoryConfig{BlockInput: "offload", Attention: "recompute", MLP: "offload"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
-			return c.BlockInput == model.Offload && c.Attention == model.Recompute && c.QKV == model.Recompute && c.MLP == model.Offload
-		}, status.OK},
-		"segments":                     {run{memory: MemoryConfig{BlockInput: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.Segment == 2 && c.MLP == model.Recompute }, status.OK},
-		"head groups":                  {run{memory: MemoryConfig{HeadGroups: 2, QKV: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.HeadGroups == 2 }, status.OK},
-		"tiles as asked":               {run{tiles: model.Tiles{MLP: 7}}, []int64{2 * whole, 0}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP == 7 }, status.OK},
-		"no tiles and everything kept": {run{tiles: model.Tiles{MLP: model.TileOff}, memory: keep}, []int64{2 * whole, whole / 2}, nil, status.OutOfMemory},
-		"tiles are left":               {run{memory: keep}, []int64{2 * whole, whole * 99 / 100}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP > 0 }, status.OK},
-		"too small a limit":            {run{memory: MemoryConfig{Device: share(0.3)}}, []int64{0, 0}, nil, status.OutOfMemory},
-		"too small a host":             {run{memory: MemoryConfig{BlockInput: "recompute", Attention: "offload", Host: 1e-6}}, []int64{0, 0}, nil, status.OutOfMemory},
-		"no divisor":                   {run{memory: MemoryConfig{HeadGroups: 3}}, []int64{0, 0}, nil, status.InvalidConfig},
-		"nothing is left":              {run{memory: MemoryConfig{Attention: "recompute", QKV: "keep"}}, []int64{0, 0}, nil, status.InvalidConfig},
+		"offloading fits": {
+			run{memory: MemoryConfig{BlockInput: "keep", Attention: "keep", QKV: "offload", MLP: "offload",
+				Device: share(0.8), Host: 1}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
+				return c.Host > 0 && c.Extra > 0 && float64(model.Bytes(o.table)) <= 0.8*float64(whole)
+			}, status.OK},
+		"a free host that one rank knows": {run{memory: MemoryConfig{Device: share(0.8)}, free: -gib}, []int64{0, 0},
+			func(c *Choice, o *outcome) bool {
+				return c.Extra > 0 && c.Host == 0
+			}, status.OK},
+		"as asked": {run{memory: MemoryConfig{BlockInput: "offload", Attention: "recompute", MLP: "offload"}},
+			[]int64{0, 0}, func(c *Choice, o *outcome) bool {
+				return c.BlockInput == model.Offload && c.Attention == model.Recompute && c.QKV == model.Recompute &&
+					c.MLP == model.Offload
+			}, status.OK},
+		"segments": {run{memory: MemoryConfig{BlockInput: "recompute"}}, []int64{0, 0},
+			func(c *Choice, o *outcome) bool { return c.Segment == 2 && c.MLP == model.Recompute }, status.OK},
+		"head groups": {run{memory: MemoryConfig{HeadGroups: 2, QKV: "recompute"}}, []int64{0, 0},
+			func(c *Choice, o *outcome) bool { return c.HeadGroups == 2 }, status.OK},
+		"tiles as asked": {run{tiles: model.Tiles{MLP: 7}}, []int64{2 * whole, 0},
+			func(c *Choice, o *outcome) bool { return c.Tiles.MLP == 7 }, status.OK},
+		"no tiles and everything kept": {run{tiles: model.Tiles{MLP: model.TileOff}, memory: keep},
+			[]int64{2 * whole, whole / 2}, nil, status.OutOfMemory},
+		"tiles are left": {run{memory: keep}, []int64{2 * whole, whole * 99 / 100},
+			func(c *Choice, o *outcome) bool { return c.Tiles.MLP > 0 }, status.OK},
+		"too small a limit": {run{memory: MemoryConfig{Device: share(0.3)}}, []int64{0, 0}, nil,
+			status.OutOfMemory},
+		"too small a host": {
+			run{memory: MemoryConfig{BlockInput: "recompute", Attention: "offload", Host: 1e-6}}, []int64{0, 0}, nil,
+			status.OutOfMemory},
+		"no divisor": {run{memory: MemoryConfig{HeadGroups: 3}}, []int64{0, 0}, nil,
+			status.InvalidConfig},
+		"nothing is left": {run{memory: MemoryConfig{Attention: "recompute", QKV: "keep"}}, []int64{0, 0},
+			nil, status.InvalidConfig},
 	} {
 		o, chosen, err := runWith(t, x.run, x.memory...)
 		if status.Of(err) != x.code {
@@ -141,7 +162,8 @@ func TestMemoryIsChosen(t *testing.T) {
 		}
 		for r := range chosen {
 			if c := chosen[r]; c != chosen[0] || x.holds == nil || !x.holds(&c, &o) {
-				t.Errorf("%s: rank %d chose %+v; %d bytes are planned, %d if everything is kept", name, r, c, model.Bytes(o.table), whole)
+				t.Errorf("%s: rank %d chose %+v; %d bytes are planned, %d if everything is kept", name, r, c,
+					model.Bytes(o.table), whole)
 			}
 		}
 		for i, l := range want.losses {
@@ -201,17 +223,20 @@ func TestFreeMemoryOfACPU(t *testing.T) {
 		run  run
 		code status.Code
 	}{
-		"room":                        {run{free: 2 * whole}, status.OK},
-		"recomputed":                  {run{free: whole}, status.OK},
-		"a limit that is free":        {run{free: whole, memory: MemoryConfig{Device: 2 * float64(whole) / gib}}, status.OK},
+		"room":       {run{free: 2 * whole}, status.OK},
+		"recomputed": {run{free: whole}, status.OK},
+		"a limit that is free": {run{free: whole, memory: MemoryConfig{Device: 2 * float64(whole) / gib}},
+			status.OK},
 		"offloaded":                   {run{free: whole * 2 / 3, memory: offload}, status.OutOfMemory},
 		"no choice fits":              {run{free: whole / 3}, status.OutOfMemory},
 		"a limit that is not free":    {run{free: whole / 3, memory: MemoryConfig{Device: 1}}, status.OutOfMemory},
 		"weights, before the planner": {run{free: weights, offload: Offload{FreeHost: weights}}, status.OutOfMemory},
 	} {
 		o, c, err := on(x.run)
-		if status.Of(err) != x.code || err == nil && model.Bytes(o.table)+model.HostBytes(o.table) > x.run.free || err != nil && !strings.Contains(err.Error(), "the host has free for it") {
-			t.Errorf("%s: %v, %+v, %d bytes planned and %d on the host, %d free, %d if everything is kept", name, err, c, model.Bytes(o.table), model.HostBytes(o.table), x.run.free, whole)
+		if status.Of(err) != x.code || err == nil && model.Bytes(o.table)+model.HostBytes(o.table) > x.run.free ||
+			err != nil && !strings.Contains(err.Error(), "the host has free for it") {
+			t.Errorf("%s: %v, %+v, %d bytes planned and %d on the host, %d free, %d if everything is kept", name, err,
+				c, model.Bytes(o.table), model.HostBytes(o.table), x.run.free, whole)
 		}
 	}
 }

@@ -34,8 +34,10 @@ type Replicated struct {
 
 // NewReplicated allocates the parameters of the groups and attaches them. compute is the type of
 // the weights that passes read. opt is nil for an evaluation.
-func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, o Offload) (*Replicated, error) {
-	w := &Replicated{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world), compute: compute, groups: groups, squares: newSquares()}
+func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig,
+	o Offload) (*Replicated, error) {
+	w := &Replicated{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world),
+		compute: compute, groups: groups, squares: newSquares()}
 	var decay []decays
 	n := int64(0)
 	for _, g := range groups {
@@ -132,7 +134,9 @@ func (w *Replicated) Gather(group int, _ device.Stream) error {
 
 // Release ends a use of a group, and starts to reduce its gradients when they are complete.
 func (w *Replicated) Release(group int, s device.Stream) error {
-	return w.sums.release(group, s, func(group int) error { return w.allReduce(w.commWorld, w.commStream, group, group+1) })
+	return w.sums.release(group, s, func(group int) error {
+		return w.allReduce(w.commWorld, w.commStream, group, group+1)
+	})
 }
 
 // Loaded does nothing: every rank has all parameters.

@@ -53,7 +53,8 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 }
 
 // laterSettings has the values of settings that older programs did not have.
-var laterSettings = map[string]string{"optimizer.begin": "0", "optimizer.group": "[]", "optimizer.expert_bias_rate": "0"}
+var laterSettings = map[string]string{"optimizer.begin": "0", "optimizer.group": "[]",
+	"optimizer.expert_bias_rate": "0"}
 
 // rateOf returns the learning rate at step s, counted from 0, under a checkpoint's settings.
 func rateOf(was map[string]string, s int64) (float64, error) {
@@ -81,7 +82,8 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 // ranks wrote. If path is "", it takes the newest undamaged checkpoint in the folder, the same on
 // all ranks; Notes names the damaged ones that it skips. If there is no checkpoint, Resume returns
 // the zero value. It does not skip a checkpoint that path names. Collective; called before New.
-func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, all []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
+func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, all []*model.Group,
+	o *OptimizerConfig, steps int64) (r Resumed, err error) {
 	groups := model.Halves(all, false)
 	r.Stages = []Stage{c.Stage}
 	paths := []string{path}
@@ -104,7 +106,8 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best, biasesOf(from), c.stages(from)}, err
+			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best, biasesOf(from),
+				c.stages(from)}, err
 		}
 		if unusable, ok := err.(*damaged); ok && path == "" {
 			damage = append(damage, unusable.Error())
@@ -113,7 +116,8 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 		}
 		return r, err
 	}
-	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" and output.overwrite = true to start again from step 1",
+	return r, status.Errorf(status.InvalidConfig,
+		"checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" and output.overwrite = true to start again from step 1",
 		c.Dir, strings.Join(damage, "\n  "))
 }
 
@@ -143,13 +147,17 @@ func (c *Checkpoints) known(world comm.Comm) (steps []int64, err error) {
 }
 
 // try opens a checkpoint and compares it with the run, as openWhole does. Collective.
-func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o *OptimizerConfig, steps int64) (from *checkpoint.Checkpoint, notes []string, err error) {
-	return openWhole(path, world, func(from *checkpoint.Checkpoint) ([]string, error) { return c.compare(from, groups, o, steps) })
+func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o *OptimizerConfig,
+	steps int64) (from *checkpoint.Checkpoint, notes []string, err error) {
+	return openWhole(path, world, func(from *checkpoint.Checkpoint) ([]string, error) {
+		return c.compare(from, groups, o, steps)
+	})
 }
 
 // openWhole opens a checkpoint, calls compare and checks the files, on all ranks or on none. If
 // from is nil there is an error, which is a *damaged if the checkpoint is at fault. Collective.
-func openWhole(path string, world comm.Comm, compare func(*checkpoint.Checkpoint) ([]string, error)) (from *checkpoint.Checkpoint, notes []string, err error) {
+func openWhole(path string, world comm.Comm,
+	compare func(*checkpoint.Checkpoint) ([]string, error)) (from *checkpoint.Checkpoint, notes []string, err error) {
 	from, err = checkpoint.Open(path)
 	fail := func(err error) (*checkpoint.Checkpoint, []string, error) {
 		if from != nil {
@@ -165,7 +173,8 @@ func openWhole(path string, world comm.Comm, compare func(*checkpoint.Checkpoint
 	}
 	// The manifest has the checksums of the other files, so a different manifest is a different
 	// checkpoint.
-	if err = comm.SameFiles(world, "checkpoint "+path, []comm.File{{Name: checkpoint.ManifestFile, Path: from.ManifestPath()}}); err != nil {
+	if err = comm.SameFiles(world, "checkpoint "+path,
+		[]comm.File{{Name: checkpoint.ManifestFile, Path: from.ManifestPath()}}); err != nil {
 		return fail(err)
 	}
 	notes, err = compare(from)
@@ -185,9 +194,12 @@ func openWhole(path string, world comm.Comm, compare func(*checkpoint.Checkpoint
 
 // compare refuses a checkpoint of another run, and a checkpoint with other settings unless c.Accept
 // lists their keys. The error names all differences and their effect on the learning rate.
-func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
+func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig,
+	steps int64) (notes []string, err error) {
 	if o.Begin > from.Step {
-		return nil, status.Errorf(status.InvalidConfig, "optimizer.begin = %d: checkpoint %s is of step %d, before the schedule begins; set optimizer.begin = %d", o.Begin, from.Path, from.Step, from.Step)
+		return nil, status.Errorf(status.InvalidConfig,
+			"optimizer.begin = %d: checkpoint %s is of step %d, before the schedule begins; set optimizer.begin = %d",
+			o.Begin, from.Path, from.Step, from.Step)
 	}
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
@@ -195,14 +207,18 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	faults := differences(from, stage.run, c.Changes, groups, o.kinds())
 	if from.Settings == nil {
 		if len(faults) == 0 {
-			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
-				from.Path, from.Format, next))
+			notes = append(notes,
+				fmt.Sprintf(
+					"checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
+					from.Path, from.Format, next))
 		}
 		return notes, from.MismatchError(faults)
 	}
 	was, err := rateOf(from.Settings, from.Step)
 	if err != nil {
-		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: its settings cannot be decoded: %w; name another checkpoint with checkpoint.resume", from.Path, err)
+		return nil, status.Errorf(status.InvalidConfig,
+			"checkpoint %s: its settings cannot be decoded: %w; name another checkpoint with checkpoint.resume",
+			from.Path, err)
 	}
 	if was != rate {
 		next += fmt.Sprintf(", with the checkpoint's settings %.6g", was)
@@ -221,7 +237,8 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 			continue
 		}
 		changed = append(changed, fmt.Sprintf("%s is %s, it was %s", key, own[key], before))
-		if earlier, err := strconv.ParseInt(before, 10, 64); key == "train.steps" && err == nil && o.sameUntil(from.Step, steps, earlier) {
+		if earlier, err := strconv.ParseInt(before, 10, 64); key == "train.steps" && err == nil &&
+			o.sameUntil(from.Step, steps, earlier) {
 			continue // the run has been as it would have been with the new value
 		}
 		if !slices.Contains(c.Accept, key) {
@@ -236,7 +253,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 		all := slices.Concat(differences(from, run, c.Changes, groups, o.kinds()), stage.positions, changed)
 		err := from.MismatchError(all)
 		if len(faults) == 0 {
-			err = status.Errorf(status.InvalidConfig, "%w; or set checkpoint.accept = [%s] to go on with its weights and moments in a new stage; %s", err, quoted(append(keys, stage.keys...)), next)
+			err = status.Errorf(status.InvalidConfig,
+				"%w; or set checkpoint.accept = [%s] to go on with its weights and moments in a new stage; %s", err,
+				quoted(append(keys, stage.keys...)), next)
 		}
 		return nil, err
 	}
@@ -245,21 +264,27 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	case stage.fault != "":
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: %s", from.Path, stage.fault)
 	case len(keys) > 0:
-		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to resume with the new values, or set the old values",
+		return nil, status.Errorf(status.InvalidConfig,
+			"checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to resume with the new values, or set the old values",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
 	case stage.accepted:
 		now := c.stages(from)
-		notes = append(notes, fmt.Sprintf("a new stage begins after step %d of checkpoint %s: %s; the weights, the optimizer's moments and the count of steps stay; %s; %s",
-			from.Step, from.Path, strings.Join(changed, "; "), position(&now[len(now)-1], stage.files), next))
+		notes = append(notes,
+			fmt.Sprintf(
+				"a new stage begins after step %d of checkpoint %s: %s; the weights, the optimizer's moments and the count of steps stay; %s; %s",
+				from.Step, from.Path, strings.Join(changed, "; "), position(&now[len(now)-1], stage.files), next))
 	case len(changed) > 0:
-		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, which is allowed: %s; %s", from.Path, strings.Join(changed, "; "), next))
+		notes = append(notes,
+			fmt.Sprintf("resuming with settings that differ from checkpoint %s, which is allowed: %s; %s", from.Path,
+				strings.Join(changed, "; "), next))
 	}
 	return notes, nil
 }
 
 // differences returns a sentence for each difference between a checkpoint and a run. Another model
 // is described by changes, of the folder that the checkpoint has of its model, if it finds any.
-func differences(from *checkpoint.Checkpoint, run map[string]string, changes func(dir string) []string, groups []*model.Group, kinds int) (all []string) {
+func differences(from *checkpoint.Checkpoint, run map[string]string, changes func(dir string) []string,
+	groups []*model.Group, kinds int) (all []string) {
 	if before, ok := from.Run[ModelKey]; ok && before != run[ModelKey] && changes != nil {
 		if all = changes(from.ModelPath()); len(all) > 0 {
 			run = maps.Clone(run)

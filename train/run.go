@@ -135,7 +135,8 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 		err = t.saver.finish()
 	}
 	if status.Of(err) == status.IO {
-		err = status.Errorf(status.IO, "%w; run the job again to resume from the last complete checkpoint, if there is one", err)
+		err = status.Errorf(status.IO,
+			"%w; run the job again to resume from the last complete checkpoint, if there is one", err)
 	}
 	return err
 }

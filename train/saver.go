@@ -51,8 +51,10 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, model: s.Model, weights: s.Weights, stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
-		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages, evalEvery: s.Loop.EvalEvery}
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, model: s.Model, weights: s.Weights,
+		stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(),
+		saved: s.Hooks.Saved, settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages,
+		evalEvery: s.Loop.EvalEvery}
 }
 
 // useful reports whether a copy has a use: checkpoints that are written only when the run is
@@ -241,7 +243,8 @@ func (s *saver) copy() error {
 			if lo == hi {
 				continue
 			}
-			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[kind][at:at+hi-lo], hi-lo), x.slice(kind, lo, hi)); err != nil {
+			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[kind][at:at+hi-lo], hi-lo),
+				x.slice(kind, lo, hi)); err != nil {
 				return err
 			}
 		}
@@ -307,7 +310,8 @@ func (s *saver) finish() error {
 	if world.Rank() == 0 {
 		m := s.next
 		m.Base, m.Frozen, m.Stages = s.Base, s.frozen, s.stages
-		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, shardsOf(s.weights.Portions(), s.mesh), w.model
+		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds,
+			shardsOf(s.weights.Portions(), s.mesh), w.model
 		ring := ""
 		if s.mesh.Ring > 1 {
 			ring = fmt.Sprintf(", ring %d", s.mesh.Ring)
@@ -316,9 +320,11 @@ func (s *saver) finish() error {
 		if s.mesh.Expert != nil {
 			experts = fmt.Sprintf(", experts %d", s.mesh.Expert.Size())
 		}
-		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d%s, data %d%s", world.Size(), s.mesh.Ulysses, ring, s.mesh.Replicas, experts)
+		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d%s, data %d%s", world.Size(), s.mesh.Ulysses, ring,
+			s.mesh.Replicas, experts)
 		for r := range int(n) {
-			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
+			m.Files = append(m.Files,
+				checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
 		}
 		err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep), s.skipped)
 	}

@@ -19,8 +19,10 @@ import (
 func TestCopyIsPlanned(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, x := range []run{
-		{ranks: 1, ulysses: 1, optimizer: "adamw"}, {ranks: 2, ulysses: 1, optimizer: "sgd", zero: 1}, {ranks: 4, ulysses: 2, optimizer: "adamw", zero: 3},
-		{ranks: 2, ulysses: 2, optimizer: "adamw", on: &late}, {ranks: 2, ulysses: 2, optimizer: "adamw", on: &late, zero: 3},
+		{ranks: 1, ulysses: 1, optimizer: "adamw"}, {ranks: 2, ulysses: 1, optimizer: "sgd", zero: 1},
+		{ranks: 4, ulysses: 2, optimizer: "adamw", zero: 3},
+		{ranks: 2, ulysses: 2, optimizer: "adamw", on: &late},
+		{ranks: 2, ulysses: 2, optimizer: "adamw", on: &late, zero: 3},
 	} {
 		x.model, x.compute, x.steps = "llama", tensor.F32, 3
 		var files [2]map[string]string
@@ -45,7 +47,8 @@ func TestCopyIsPlanned(t *testing.T) {
 				t.Errorf("%+v: a copy is planned: %v", x, found)
 			case every == 1 && (len(found) != 1 || found[0].Bytes < share || found[0].Bytes > share+1000):
 				t.Errorf("%+v: planned %v, this rank's share is %d bytes", x, found, share)
-			case every == 1 && (found[0].Host != (x.on != nil) || strings.HasSuffix(found[0].Name, "(host)") != found[0].Host):
+			case every == 1 &&
+				(found[0].Host != (x.on != nil) || strings.HasSuffix(found[0].Name, "(host)") != found[0].Host):
 				t.Errorf("%+v: the memory of %v is on the wrong side", x, found)
 			}
 			if len(got.losses) != 1 {
@@ -77,8 +80,11 @@ func TestCopyIsLeftOut(t *testing.T) {
 		train := func(copy string, every int64, limit float64) (o outcome, chosen Choice, files map[string]string) {
 			t.Helper()
 			dir := t.TempDir()
-			x := run{model: "llama", compute: tensor.F32, ranks: 2, ulysses: 2, optimizer: "adamw", zero: 1, steps: 2, on: on, choice: &chosen, stop: true,
-				keep: &Checkpoints{Dir: dir, Every: every, Keep: 1, Copy: copy, Model: func(string) error { return nil }}}
+			x := run{model: "llama", compute: tensor.F32, ranks: 2, ulysses: 2, optimizer: "adamw", zero: 1, steps: 2,
+				on: on, choice: &chosen, stop: true,
+				keep: &Checkpoints{Dir: dir, Every: every, Keep: 1, Copy: copy, Model: func(string) error {
+					return nil
+				}}}
 			switch {
 			case on == nil:
 				x.memory.Device = limit / gib
@@ -128,7 +134,8 @@ func TestCopyIsLeftOut(t *testing.T) {
 				continue // what is offloaded by the job's word cannot be recomputed instead
 			}
 			o, c, got := train(x.copy, x.every, x.limit)
-			if c.Waits != x.waits || (copyOf(o) == 0) != (x.waits || x.copy == "off") || c.Extra > whole.Extra+1e-3 != x.again {
+			if c.Waits != x.waits || (copyOf(o) == 0) != (x.waits || x.copy == "off") ||
+				c.Extra > whole.Extra+1e-3 != x.again {
 				t.Errorf("%+v: %+v, with a copy of %d bytes", x, c, copyOf(o))
 			}
 			if !x.again && (fmt.Sprint(o.losses, o.weights) != fmt.Sprint(want.losses, want.weights)) {

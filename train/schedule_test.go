@@ -71,7 +71,8 @@ func TestLongerRun(t *testing.T) {
 			for i := range s {
 				same = same && o.Rate(i, 100) == o.Rate(i, 150)
 			}
-			if claimed := o.sameUntil(s, 100, 150); claimed && !same || o.Schedule == "wsd" && o.Warmup == 10 && claimed != same {
+			if claimed := o.sameUntil(s, 100, 150); claimed && !same || o.Schedule == "wsd" && o.Warmup == 10 &&
+				claimed != same {
 				t.Errorf("%+v: sameUntil(%d) = %v, the rates are the same: %v", o, s, claimed, same)
 			}
 		}

@@ -127,5 +127,6 @@ func position(s *Stage, files bool) string {
 	if files {
 		return "the data begin with the first sequence of the new files"
 	}
-	return fmt.Sprintf("the data go on after the same share of the epoch, with sequence %d of %d of epoch %d", s.First%s.Sequences+1, s.Sequences, s.First/s.Sequences+1)
+	return fmt.Sprintf("the data go on after the same share of the epoch, with sequence %d of %d of epoch %d",
+		s.First%s.Sequences+1, s.Sequences, s.First/s.Sequences+1)
 }

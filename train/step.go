@@ -107,7 +107,8 @@ func (t *Trainer) agree(finite bool) error {
 func (t *Trainer) skipOrFail(r *Record) error {
 	if t.agreed.finite > 0 {
 		rank := t.agreed.notFinite - 1
-		return shared{status.Errorf(status.Numeric, "train: step %d: the loss or gradient norm is NaN or Inf on rank %d and finite on other ranks, but all ranks have the same sums; check the hardware of rank %d, and resume from a checkpoint",
+		return shared{status.Errorf(status.Numeric,
+			"train: step %d: the loss or gradient norm is NaN or Inf on rank %d and finite on other ranks, but all ranks have the same sums; check the hardware of rank %d, and resume from a checkpoint",
 			r.Step, rank, rank)}
 	}
 	skip := t.Loop.OnNaN == "skip"

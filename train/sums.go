@@ -16,7 +16,8 @@ type uses struct {
 // begin sets the order of the next pass.
 func (u *uses) begin(order []model.Use) error {
 	if u.next != len(u.order) {
-		return status.Errorf(status.Internal, "train: a pass begins after %d of %d uses of layer groups of the previous pass", u.next, len(u.order))
+		return status.Errorf(status.Internal,
+			"train: a pass begins after %d of %d uses of layer groups of the previous pass", u.next, len(u.order))
 	}
 	u.order, u.next = order, 0
 	return nil
@@ -25,7 +26,8 @@ func (u *uses) begin(order []model.Use) error {
 // advance returns the next use, which must be one of the given group.
 func (u *uses) advance(group int) (x model.Use, err error) {
 	if u.next == len(u.order) || u.order[u.next].Group != group {
-		return x, status.Errorf(status.Internal, "train: layer group %d is not the next one in the order of the pass", group)
+		return x, status.Errorf(status.Internal, "train: layer group %d is not the next one in the order of the pass",
+			group)
 	}
 	u.next++
 	return u.order[u.next-1], nil

@@ -96,10 +96,12 @@ func (r *rankOfSums) step(order []model.Use, abandoned bool) (norm float64, err 
 func TestReductionsOverlapBackward(t *testing.T) {
 	const reads, both = model.Reads, model.Reads | model.Adds
 	sizes := []int64{20, 19, 18, 17, 7} // the log identifies groups by their size
-	order := []model.Use{{Group: 0, Access: reads}, {Group: 1, Access: reads}, {Group: 2, Access: reads}, {Group: 0, Access: both}, {Group: 3, Access: both},
+	order := []model.Use{{Group: 0, Access: reads}, {Group: 1, Access: reads}, {Group: 2, Access: reads},
+		{Group: 0, Access: both}, {Group: 3, Access: both},
 		{Group: 2, Access: both}, {Group: 1, Access: reads}, {Group: 1, Access: both}, {Group: 0, Access: model.Adds}}
 	uses := "use 0, use 1, use 2, use 0, use 3, use 2, use 1, use 1, use 0"
-	overlapped := uses + ", use 0, use 1, use 2, use 0, use 3, reduce 17, use 2, reduce 18, use 1, use 1, reduce 19, use 0, reduce 20"
+	overlapped := uses +
+		", use 0, use 1, use 2, use 0, use 3, reduce 17, use 2, reduce 18, use 1, use 1, reduce 19, use 0, reduce 20"
 	// each pass adds 1 on rank 0 and 2 on rank 1, twice to the table
 	norm := math.Sqrt(12*12*20 + 6*6*(19+18+17))
 	late, plugin := devicetest.Fake("late", fake.Options{}), devicetest.CUDA(t, "cuda", false)
@@ -125,7 +127,8 @@ func TestReductionsOverlapBackward(t *testing.T) {
 			}
 			ledger := comm.NewLedger()
 			counted := comm.NewCounted(reductions{k, &r.log}, "world", ledger, nil, nil)
-			if r.w, err = NewWeights(d, &comm.Mesh{World: counted}, r.groups, tensor.F32, &OptimizerConfig{Name: "sgd"}, c.stage, Offload{}); err != nil {
+			if r.w, err = NewWeights(d, &comm.Mesh{World: counted}, r.groups, tensor.F32, &OptimizerConfig{Name: "sgd"},
+				c.stage, Offload{}); err != nil {
 				return err
 			}
 			defer r.w.Free()
@@ -167,16 +170,20 @@ func TestReductionsOverlapBackward(t *testing.T) {
 func TestOverlapIsBitwiseEqual(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{HeadMajor: true})
 	for _, x := range []run{
-		{model: "qwen3", ranks: 2, ulysses: 1, optimizer: "adamw"}, {model: "qwen3", ranks: 2, ulysses: 2, optimizer: "sgd"},
-		{model: "llama", ranks: 4, ulysses: 2, optimizer: "adamw"}, {model: "llama", ranks: 4, ulysses: 2, optimizer: "sgd"},
+		{model: "qwen3", ranks: 2, ulysses: 1, optimizer: "adamw"},
+		{model: "qwen3", ranks: 2, ulysses: 2, optimizer: "sgd"},
+		{model: "llama", ranks: 4, ulysses: 2, optimizer: "adamw"},
+		{model: "llama", ranks: 4, ulysses: 2, optimizer: "sgd"},
 	} {
 		for x.zero = range 2 {
 			x.compute, x.steps, x.on = tensor.F32, 3, nil
 			after := x.train(t)
 			x.on = &late
 			overlapped := x.train(t)
-			if !slices.Equal(after.weights, overlapped.weights) || !slices.Equal(after.losses, overlapped.losses) || !slices.Equal(after.norms, overlapped.norms) {
-				t.Errorf("%+v: losses %v, norms %v, and overlapped %v, %v", x, after.losses, after.norms, overlapped.losses, overlapped.norms)
+			if !slices.Equal(after.weights, overlapped.weights) || !slices.Equal(after.losses, overlapped.losses) ||
+				!slices.Equal(after.norms, overlapped.norms) {
+				t.Errorf("%+v: losses %v, norms %v, and overlapped %v, %v", x, after.losses, after.norms,
+					overlapped.losses, overlapped.norms)
 			}
 		}
 	}

@@ -28,7 +28,8 @@ type variant struct {
 const globalBatch = 12
 
 func (r variant) String() string {
-	return fmt.Sprintf("ulysses %d x data %d, zero %d, tiles %v, %+v, accumulate %d", r.ulysses, r.data, r.zero, r.tiles, r.memory, r.accumulate)
+	return fmt.Sprintf("ulysses %d x data %d, zero %d, tiles %v, %+v, accumulate %d", r.ulysses, r.data, r.zero,
+		r.tiles, r.memory, r.accumulate)
 }
 
 // variants returns all variants, or a sixteenth of them with every pair of a mesh and a stage.
@@ -71,13 +72,16 @@ func ignoredData(t *testing.T) data.Config {
 			labels[i] = data.Ignore
 		}
 	}
-	return config(width, tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "a.safetensors"), n, width, map[string][]int64{"input_ids": ids, "labels": labels}))
+	return config(width,
+		tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "a.safetensors"), n, width,
+			map[string][]int64{"input_ids": ids, "labels": labels}))
 }
 
 func (r variant) train(t *testing.T, optimizer string, dataset data.Config) outcome {
 	t.Helper()
 	ranks := r.ulysses * r.data
-	x := run{model: "deep", ranks: ranks, ulysses: r.ulysses, optimizer: optimizer, compute: tensor.F32, steps: 5, tiles: r.tiles, zero: r.zero, memory: r.memory, lr: 0.1}
+	x := run{model: "deep", ranks: ranks, ulysses: r.ulysses, optimizer: optimizer, compute: tensor.F32, steps: 5,
+		tiles: r.tiles, zero: r.zero, memory: r.memory, lr: 0.1}
 	dataset.Accumulate, dataset.Batch = r.accumulate, globalBatch/r.accumulate/int64(r.data)
 	return x.trainOn(t, dataset)
 }
@@ -89,7 +93,8 @@ func (r variant) train(t *testing.T, optimizer string, dataset data.Config) outc
 func TestTable(t *testing.T) {
 	dataset := ignoredData(t)
 	for _, optimizer := range []string{"sgd", "adamw"} {
-		want := variant{1, 1, 0, model.Tiles{MLP: model.TileOff, Loss: model.TileOff}, MemoryConfig{}, 1}.train(t, optimizer, dataset)
+		want := variant{1, 1, 0, model.Tiles{MLP: model.TileOff, Loss: model.TileOff}, MemoryConfig{}, 1}.train(t,
+			optimizer, dataset)
 		if !(want.losses[4] < want.losses[0]) {
 			t.Fatalf("the loss does not decrease: %v", want.losses)
 		}
@@ -111,7 +116,8 @@ func TestTable(t *testing.T) {
 			most, p99 := diff[len(diff)-1], diff[len(diff)*99/100]
 			const lr = 3e-3 // of AdamW
 			if optimizer == "sgd" && !(most <= 1e-7) || optimizer == "adamw" && !(p99 <= 1e-6 && most <= 0.1*lr) {
-				t.Errorf("%v, %s: the weights differ by at most %.2g, 99 of 100 by at most %.2g", r, optimizer, most, p99)
+				t.Errorf("%v, %s: the weights differ by at most %.2g, 99 of 100 by at most %.2g", r, optimizer,
+					most, p99)
 			}
 		}
 	}

@@ -29,7 +29,8 @@ type tokenCollector struct {
 
 // passWithTokens is ForwardBackward, or Forward without backward, and calls Hooks.Tokens with the
 // results of this rank's tokens, which are the given ranges of the micro-batch.
-func (t *Trainer) passWithTokens(m *data.MicroBatch, ranges []sp.Range, c *model.Ctx, b *model.Batch, backward bool) (model.Loss, error) {
+func (t *Trainer) passWithTokens(m *data.MicroBatch, ranges []sp.Range, c *model.Ctx, b *model.Batch,
+	backward bool) (model.Loss, error) {
 	x := tokenCollector{Trainer: t}
 	c.Inspect = x.look
 	run := t.Model.Forward
@@ -95,7 +96,8 @@ func (x *tokenCollector) results(m *data.MicroBatch, ranges []sp.Range) []TokenR
 		for at := r.Lo; at < r.Hi; at++ {
 			s := m.Sequences[sort.Search(len(m.Sequences), func(i int) bool { return m.Sequences[i].At > at })-1]
 			i := len(all)
-			r := TokenResult{Set: x.evalSet, Sequence: s.Number, Index: at - s.At, ID: m.IDs[at], Target: m.Targets[at], Loss: x.losses[i]}
+			r := TokenResult{Set: x.evalSet, Sequence: s.Number, Index: at - s.At, ID: m.IDs[at], Target: m.Targets[at],
+				Loss: x.losses[i]}
 			if x.Hooks.Logits {
 				r.Logits = x.logits[i*vocabulary : (i+1)*vocabulary]
 			}

@@ -186,7 +186,8 @@ func (t *Trainer) Allocations() []Allocation {
 	var all []Allocation
 	add := func(a *device.Arena, host bool, components ...model.Component) {
 		if a != nil {
-			all = append(all, Allocation{Name: a.Name(), Planned: a.Bytes(), Peak: a.Peak(), Host: host, Components: components})
+			all = append(all,
+				Allocation{Name: a.Name(), Planned: a.Bytes(), Peak: a.Peak(), Host: host, Components: components})
 		}
 	}
 	for _, a := range t.Weights.Arenas() {
@@ -215,12 +216,14 @@ func (t *Trainer) Allocations() []Allocation {
 // Traffic returns the bytes that this rank must have sent so far, by formula. It leaves out control
 // messages: counts, sums of losses, errors, and the values that ranks agree on after a step.
 func (t *Trainer) Traffic() []Traffic {
-	all := append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
+	all := append([]Traffic{{"sequence", comm.OpAllToAll,
+		"queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
 	if t.Model.CountsExperts() {
 		all = append(all, Traffic{"sequence", comm.OpAllReduce, "counts of experts", t.balanceSent})
 	}
 	if t.Mesh.Expert != nil {
-		all = append(all, Traffic{"expert", comm.OpAllToAll, "inputs and outputs of experts, and their gradients", t.expertSent})
+		all = append(all, Traffic{"expert", comm.OpAllToAll, "inputs and outputs of experts, and their gradients",
+			t.expertSent})
 	}
 	return all
 }

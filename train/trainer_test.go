@@ -25,17 +25,24 @@ import (
 )
 
 var tiny = map[string]map[string]any{
-	"llama": {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+	"llama": {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48,
+		"num_hidden_layers":   2,
 		"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "mlp_bias": true},
-	"qwen3": {"model_type": "qwen3", "vocab_size": 256, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8,
+	"qwen3": {"model_type": "qwen3", "vocab_size": 256, "hidden_size": 24, "intermediate_size": 40,
+		"num_hidden_layers": 2, "head_dim": 8,
 		"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": true},
 	// layer 1 is dense
-	"moe": {"model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "num_attention_heads": 4,
-		"num_key_value_heads": 2, "initializer_range": 0.1, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "mlp_only_layers": []any{1},
+	"moe": {"model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24,
+		"num_hidden_layers": 3, "head_dim": 8, "num_attention_heads": 4,
+		"num_key_value_heads": 2, "initializer_range": 0.1, "num_experts": 5, "num_experts_per_tok": 2,
+		"moe_intermediate_size": 14, "mlp_only_layers": []any{1},
 		"output_router_logits": true, "router_aux_loss_coef": 0.1},
-	"shared": {"model_type": "qwen3_5_moe_text", "vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
-		"full_attention_interval": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 2,
-		"initializer_range": 0.1, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 10},
+	"shared": {"model_type": "qwen3_5_moe_text", "vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2,
+		"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+		"full_attention_interval": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 8,
+		"linear_value_head_dim": 8, "linear_conv_kernel_dim": 2,
+		"initializer_range": 0.1, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+		"shared_expert_intermediate_size": 10},
 }
 
 func init() { // four layers
@@ -156,7 +163,9 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err != nil {
 		return o, err
 	}
-	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora, Experts: mesh.ExpertRanks()})
+	m, err := model.New(d, mesh.Seq, cfg,
+		model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora,
+			Experts: mesh.ExpertRanks()})
 	if err != nil {
 		return o, err
 	}
@@ -167,7 +176,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if x.usedTiles != nil {
 		defer func() { *x.usedTiles = m.Tiles() }()
 	}
-	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1, Clip: 1, Schedule: "cosine", Warmup: 3}
+	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1,
+		Clip: 1, Schedule: "cosine", Warmup: 3}
 	if x.optimizer == "sgd" {
 		opt.LR = 0.3
 		if x.lr > 0 {
@@ -194,7 +204,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	var t *Trainer
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
 		Data:   Data{Train: set.Train(), Evals: eval, Config: dataset},
-		Memory: Memory{Config: x.memory, FreeHost: x.free, Stage: x.zero}, Loop: Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
+		Memory: Memory{Config: x.memory, FreeHost: x.free, Stage: x.zero},
+		Loop:   Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
 	if x.resume {
 		r, err := x.keep.Resume("", d, mesh.World, w, m.Groups(), opt, x.length())
 		if err != nil {
@@ -335,7 +346,8 @@ func TestTrainingOnTestDevice(t *testing.T) {
 					continue
 				}
 				for _, compute := range []tensor.DType{tensor.F32, tensor.BF16} {
-					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: compute, on: &late}
+					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: compute,
+						on: &late}
 					got := x.train(t)
 					limit := 1e-5
 					if mesh[0] > 1 {
@@ -369,7 +381,8 @@ func TestTrainingOnThePlugin(t *testing.T) {
 	for _, name := range []string{"llama", "qwen3"} {
 		want := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 4}.train(t)
 		for _, x := range []run{
-			{ranks: 1, ulysses: 1, compute: tensor.F32, on: &byPeers}, {ranks: 4, ulysses: 2, compute: tensor.BF16, on: &byPeers},
+			{ranks: 1, ulysses: 1, compute: tensor.F32, on: &byPeers},
+			{ranks: 4, ulysses: 2, compute: tensor.BF16, on: &byPeers},
 			{ranks: 2, ulysses: 2, compute: tensor.F32, on: &throughHost},
 		} {
 			x.model, x.optimizer, x.steps = name, "adamw", 4
@@ -389,7 +402,8 @@ func TestMasters(t *testing.T) {
 	for _, c := range got.table {
 		bytes[c.Name] = c.Bytes
 	}
-	if n := int64(len(got.weights)); bytes["weights"] != 2*n || bytes["master weights"] != 4*n || bytes["gradients"] != 4*n || bytes["first moments"] != 4*n {
+	if n := int64(len(got.weights)); bytes["weights"] != 2*n || bytes["master weights"] != 4*n ||
+		bytes["gradients"] != 4*n || bytes["first moments"] != 4*n {
 		t.Errorf("%d parameters: %v", n, got.table)
 	}
 	fine := 0
@@ -412,9 +426,11 @@ func TestDecayRanges(t *testing.T) {
 	defer d.Close()
 	groups := []*model.Group{
 		{Params: []*model.Param{{Name: "a", Shape: []int64{2, 3}, Decay: true}, {Name: "b", Shape: []int64{3}}}},
-		{Params: []*model.Param{{Name: "c", Shape: []int64{4, 1}, Decay: true}, {Name: "d", Shape: []int64{1, 5}, Decay: true}, {Name: "e", Shape: []int64{2}}}},
+		{Params: []*model.Param{{Name: "c", Shape: []int64{4, 1}, Decay: true},
+			{Name: "d", Shape: []int64{1, 5}, Decay: true}, {Name: "e", Shape: []int64{2}}}},
 	}
-	w, err := NewReplicated(d, comm.Local(1)[0], groups, tensor.F32, &OptimizerConfig{Name: "sgd", WeightDecay: 0.5}, Offload{})
+	w, err := NewReplicated(d, comm.Local(1)[0], groups, tensor.F32, &OptimizerConfig{Name: "sgd", WeightDecay: 0.5},
+		Offload{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,7 +455,8 @@ func TestDecayRanges(t *testing.T) {
 		t.Errorf("ranges %v", w.buckets[0].decay)
 	}
 	// groups have values of their own, also for vectors; a bucket has one value
-	grouped := &OptimizerConfig{Name: "sgd", WeightDecay: 0.5, Group: []GroupConfig{{[]string{"c", "e"}, 0.25}, {[]string{"re:[ad]"}, 0}, {[]string{"*"}, 0.5}}}
+	grouped := &OptimizerConfig{Name: "sgd", WeightDecay: 0.5,
+		Group: []GroupConfig{{[]string{"c", "e"}, 0.25}, {[]string{"re:[ad]"}, 0}, {[]string{"*"}, 0.5}}}
 	for _, o := range []Offload{{}, {Step: StepStreamed, Bucket: 4}} {
 		dev := device.Device(d)
 		if o.Step == StepStreamed {
@@ -455,14 +472,17 @@ func TestDecayRanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		s, _ := dev.NewStream()
-		if err := errors.Join(device.CopyAnywhere(dev, s, x.masters, tensor.OfFloat32(slices.Repeat([]float32{1}, 20), 20)), s.Sync(), x.Begin(s, 1), x.Update(s, 0.5, 1, 1), s.Sync()); err != nil {
+		if err := errors.Join(device.CopyAnywhere(dev, s, x.masters,
+			tensor.OfFloat32(slices.Repeat([]float32{1}, 20), 20)), s.Sync(), x.Begin(s, 1), x.Update(s, 0.5, 1, 1),
+			s.Sync()); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]float32, 20)
 		if err := errors.Join(device.CopyAnywhere(dev, s, tensor.OfFloat32(got, 20), x.masters), s.Sync()); err != nil {
 			t.Fatal(err)
 		}
-		want := slices.Concat(slices.Repeat([]float32{1}, 6), slices.Repeat([]float32{0.75}, 3), slices.Repeat([]float32{0.875}, 4), slices.Repeat([]float32{1}, 5), slices.Repeat([]float32{0.875}, 2))
+		want := slices.Concat(slices.Repeat([]float32{1}, 6), slices.Repeat([]float32{0.75}, 3),
+			slices.Repeat([]float32{0.875}, 4), slices.Repeat([]float32{1}, 5), slices.Repeat([]float32{0.875}, 2))
 		if !slices.Equal(got, want) {
 			t.Errorf("%+v: %v, want %v", o, got, want)
 		}
@@ -475,11 +495,13 @@ func TestDecayRanges(t *testing.T) {
 		t.Error(err)
 	}
 	grouped.Group[1].Match = append(grouped.Group[1].Match, "embed*")
-	if err := grouped.checkGroups(groups); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), `optimizer.group: "embed*" matches no trained parameter`) {
+	if err := grouped.checkGroups(groups); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), `optimizer.group: "embed*" matches no trained parameter`) {
 		t.Error(err)
 	}
 	norms := &model.Group{Params: []*model.Param{{Name: "n", Shape: []int64{3}}}}
-	if w, err = NewReplicated(d, comm.Local(1)[0], []*model.Group{norms}, tensor.F32, &OptimizerConfig{Name: "sgd"}, Offload{}); err != nil || w.buckets[0].decay == nil {
+	if w, err = NewReplicated(d, comm.Local(1)[0], []*model.Group{norms}, tensor.F32, &OptimizerConfig{Name: "sgd"},
+		Offload{}); err != nil || w.buckets[0].decay == nil {
 		t.Errorf("no matrices: ranges %v, %v", w.buckets[0].decay, err)
 	}
 	w.Free()
@@ -498,7 +520,8 @@ func TestPlanMustFit(t *testing.T) {
 	}{
 		{100 << 10, 48, 0, "the largest allocation is gradients with "},
 		{2 << 20, 4000, 0, "the largest allocation is working memory with "},
-		{2 << 20, 4000, 1, "MiB; divide the training state among the ranks with parallel.zero = 3 (it is 1), use more ranks"},
+		{2 << 20, 4000, 1,
+			"MiB; divide the training state among the ranks with parallel.zero = 3 (it is 1), use more ranks"},
 		{2 << 20, 4000, 3, "MiB; use more ranks"},
 	} {
 		dataset := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
@@ -507,7 +530,8 @@ func TestPlanMustFit(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = run{model: "llama", ranks: 1, ulysses: 1, zero: x.zero, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
+			_, err = run{model: "llama", ranks: 1, ulysses: 1, zero: x.zero, optimizer: "adamw",
+				compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 			return err
 		})
 		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), x.want) {

@@ -12,7 +12,8 @@ import (
 // the type of the weights that passes read. opt is nil for an evaluation. o says where the
 // optimizer's states are. Frozen parameters are stored as in an evaluation, and experts as the axis
 // expert of the mesh divides them. Collective.
-func NewWeights(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
+func NewWeights(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig,
+	stage int, o Offload) (Weights, error) {
 	if opt != nil && anyFrozen(groups) {
 		return newPartial(d, mesh, groups, compute, opt, stage, o)
 	}
@@ -20,7 +21,8 @@ func NewWeights(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute
 }
 
 // newWeights stores all parameters of the groups in the same way.
-func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
+func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig,
+	stage int, o Offload) (Weights, error) {
 	o.stage = stage
 	if opt == nil {
 		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode, what: o.what, stage: stage, stream: o.stream}
@@ -36,7 +38,9 @@ func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 	case o.Gradients && world.Size() == 1:
 		w, err = NewZeRO(d, world, groups, compute, opt, 2, o)
 	case o.Gradients && stage < 2:
-		err = status.Errorf(status.InvalidConfig, "memory.gradients: gradients are offloaded by shards, and parallel.zero = %d does not shard them over the %d ranks; set parallel.zero = 2 or 3", stage, world.Size())
+		err = status.Errorf(status.InvalidConfig,
+			"memory.gradients: gradients are offloaded by shards, and parallel.zero = %d does not shard them over the %d ranks; set parallel.zero = 2 or 3",
+			stage, world.Size())
 	case stage == 0 || world.Size() == 1:
 		w, err = NewReplicated(d, world, groups, compute, opt, o)
 	default:
@@ -116,8 +120,10 @@ func (g *zeroGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 
 // NewZeRO allocates the shards of stage 1, 2 or 3. compute is the type of the weights that passes
 // read. opt is nil for an evaluation. Collective.
-func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (*ZeRO, error) {
-	w := &ZeRO{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world), compute: compute, stage: stage, squares: newSquares()}
+func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig,
+	stage int, o Offload) (*ZeRO, error) {
+	w := &ZeRO{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world), compute: compute,
+		stage: stage, squares: newSquares()}
 	numel, largest := w.shard(groups)
 	w.expected.open(len(groups))
 	err := func() (err error) {
@@ -195,7 +201,8 @@ func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	p := []planned{{name, w.compute, numel, &w.values, false}}
 	if w.stage == 3 {
 		p = []planned{{name + ", shard", w.compute, w.own, &w.values, false},
-			{name + ", largest layer", w.compute, largest[0], &w.gatheredMem[0], false}, {name + ", second layer", w.compute, largest[1], &w.gatheredMem[1], false}}
+			{name + ", largest layer", w.compute, largest[0], &w.gatheredMem[0], false},
+			{name + ", second layer", w.compute, largest[1], &w.gatheredMem[1], false}}
 	}
 	if w.OptimizerConfig == nil {
 		return p
@@ -204,7 +211,8 @@ func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 		p = append(p, planned{"gradients", tensor.F32, numel, &w.grads, false})
 	} else {
 		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads, w.Gradients},
-			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0], false}, planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1], false})
+			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0], false},
+			planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1], false})
 	}
 	p = append(p, planned{"norm", tensor.F64, 1, &w.sum, false})
 	_, shard := comm.Shard(largest[0], int64(w.world.Size()), 0)

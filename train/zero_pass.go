@@ -79,7 +79,8 @@ func (w *ZeRO) gather(group int) (int, error) {
 	if err := w.commStream.Wait(x.used); err != nil {
 		return i, err
 	}
-	if err := w.commWorld.AllGather(w.commStream, x.mem.Slice(0, 0, g.numel), g.shardOf(w.values), g.counts); err != nil {
+	if err := w.commWorld.AllGather(w.commStream, x.mem.Slice(0, 0, g.numel), g.shardOf(w.values),
+		g.counts); err != nil {
 		return i, err
 	}
 	return i, w.commStream.Record(x.filled)
@@ -99,7 +100,9 @@ func (w *ZeRO) Release(group int, s device.Stream) error {
 	}
 	i := w.reduced.find(group)
 	if i < 0 || w.reduced.slots[i].users == 0 {
-		return w.sums.release(group, s, func(group int) error { return w.reduceWhole(w.commWorld, w.commStream, group) })
+		return w.sums.release(group, s, func(group int) error {
+			return w.reduceWhole(w.commWorld, w.commStream, group)
+		})
 	}
 	w.reduced.slots[i].users, w.reduced.slots[i].group = 0, -1
 	x := &w.reduced.all[i]

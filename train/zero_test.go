@@ -28,7 +28,8 @@ func TestShardedTrains(t *testing.T) {
 			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32, steps: 5}.train(t)
 			for _, mesh := range [][2]int{{2, 2}, {2, 1}, {4, 2}} {
 				for zero := range 4 {
-					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: tensor.F32, steps: 5, zero: zero}
+					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: tensor.F32,
+						steps: 5, zero: zero}
 					if zero == 3 && mesh[0] == 4 {
 						x.on = &late
 					}
@@ -101,9 +102,11 @@ func (x run) fits(t *testing.T, o outcome) {
 // In BF16, the master weights are sharded.
 func TestShardedMasters(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
-	want := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16, steps: 5, on: &late}.train(t)
+	want := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16, steps: 5,
+		on: &late}.train(t)
 	for zero := 1; zero < 4; zero++ {
-		x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, steps: 5, zero: zero, on: &late}
+		x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, steps: 5, zero: zero,
+			on: &late}
 		x.near(t, x.train(t), want, 0)
 	}
 }
@@ -129,13 +132,16 @@ func (g logged) ReduceScatter(s device.Stream, dst, src tensor.Tensor, counts []
 func TestShardedOrder(t *testing.T) {
 	groups := make([]*model.Group, 4)
 	for i := range groups { // the log identifies groups by their size
-		groups[i] = &model.Group{Name: fmt.Sprint(i), Params: []*model.Param{{Name: fmt.Sprint(i), Shape: []int64{int64(20 - i)}}}}
+		groups[i] = &model.Group{Name: fmt.Sprint(i),
+			Params: []*model.Param{{Name: fmt.Sprint(i), Shape: []int64{int64(20 - i)}}}}
 	}
 	const reads, both = model.Reads, model.Reads | model.Adds
-	order := []model.Use{{Group: 0, Access: reads}, {Group: 1, Access: reads}, {Group: 2, Access: reads}, {Group: 3, Access: both}, {Group: 2, Access: both},
+	order := []model.Use{{Group: 0, Access: reads}, {Group: 1, Access: reads}, {Group: 2, Access: reads},
+		{Group: 3, Access: both}, {Group: 2, Access: both},
 		{Group: 1, Access: both}, {Group: 0, Access: model.Adds}}
-	want := strings.Split("gather 20, gather 19, use 0, release 0, gather 18, use 1, release 1, gather 17, use 2, release 2, use 3, reduce 17, release 3, gather 19, "+
-		"use 2, reduce 18, release 2, use 1, reduce 19, release 1, use 0, reduce 20, release 0", ", ")
+	want := strings.Split(
+		"gather 20, gather 19, use 0, release 0, gather 18, use 1, release 1, gather 17, use 2, release 2, use 3, reduce 17, release 3, gather 19, "+
+			"use 2, reduce 18, release 2, use 1, reduce 19, release 1, use 0, reduce 20, release 0", ", ")
 	log := []string{}
 	err := comm.RunLocal(2, func(c comm.Comm) error {
 		d, err := cpu.New(cpu.Options{Workers: 1})
@@ -169,7 +175,8 @@ func TestShardedOrder(t *testing.T) {
 				return err
 			}
 			mine = append(mine, fmt.Sprintf("use %d", x.Group))
-			if p := own[x.Group].Params[0]; x.Access&model.Reads != 0 && p.Value.IsNil() || x.Access&model.Adds != 0 && p.Grad.IsNil() {
+			if p := own[x.Group].Params[0]; x.Access&model.Reads != 0 && p.Value.IsNil() || x.Access&model.Adds != 0 &&
+				p.Grad.IsNil() {
 				return fmt.Errorf("group %d has no values after Gather", x.Group)
 			}
 			if err := w.Release(x.Group, s); err != nil {

@@ -58,13 +58,16 @@ void ulysses_g(void);
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ out, want string }{
-		{string(golang), "	cGDNArgs struct {\n		struct_size uint32\n		a           int32\n		b           *int32\n		c           [2]int32\n		log         unsafe.Pointer\n	}"},
+		{string(golang),
+			"	cGDNArgs struct {\n		struct_size uint32\n		a           int32\n		b           *int32\n		c           [2]int32\n		log         unsafe.Pointer\n	}"},
 		{string(python), "VERSION = 203  #"},
 		{string(python), "    WRONG = 0x10\n"},
 		{string(python), "Log = CFUNCTYPE(None, c_void_p, c_char_p)\n"},
-		{string(python), "        (\"b\", POINTER(c_int32)),\n        (\"c\", c_int32 * 2),\n        (\"log\", Log),\n"},
+		{string(python),
+			"        (\"b\", POINTER(c_int32)),\n        (\"c\", c_int32 * 2),\n        (\"log\", Log),\n"},
 		{string(python), "Call = CFUNCTYPE(c_int32, c_void_p, POINTER(POINTER(GDNArgs)))\n"},
-		{string(python), "    \"ulysses_f\": (c_int32, [c_void_p, POINTER(GDNArgs), Call, POINTER(c_void_p)]),\n    \"ulysses_g\": (None, []),\n"},
+		{string(python),
+			"    \"ulysses_f\": (c_int32, [c_void_p, POINTER(GDNArgs), Call, POINTER(c_void_p)]),\n    \"ulysses_g\": (None, []),\n"},
 		{h.record(), "SAME(offsetof(ulysses_gdn_args, b) == 8);\n"},
 		{h.record(), "SAME(offsetof(ulysses_gdn_args, log) == 24);\n"},
 		{h.record(), "SAME(sizeof(ulysses_gdn_args) >= 32);\n"},

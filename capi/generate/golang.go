@@ -8,7 +8,8 @@ import (
 
 // goTypes maps C's plain types to Go's.
 var goTypes = map[string]string{
-	"int32_t": "int32", "uint32_t": "uint32", "int64_t": "int64", "uint64_t": "uint64", "uint8_t": "uint8", "uint16_t": "uint16",
+	"int32_t": "int32", "uint32_t": "uint32", "int64_t": "int64", "uint64_t": "uint64",
+	"uint8_t": "uint8", "uint16_t": "uint16",
 	"float": "float32", "double": "float64", "ulysses_status": "int32",
 }
 

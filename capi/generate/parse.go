@@ -105,13 +105,16 @@ var (
 	comments   = regexp.MustCompile(`(?s)/\*.*?\*/`)
 	words      = regexp.MustCompile(`^([A-Za-z_]\w*|0x[0-9a-fA-F]+|\d+|[{}()\[\]*,;=])`)
 	versions   = regexp.MustCompile(`^#define ULYSSES_VERSION (\d+)u$`)
-	directives = regexp.MustCompile(`^#(ifndef ULYSSES_H|define ULYSSES_H|include <\w+\.h>|endif|define ULYSSES_INIT\(p\) .*)$`)
+	directives = regexp.MustCompile(
+		`^#(ifndef ULYSSES_H|define ULYSSES_H|include <\w+\.h>|endif|define ULYSSES_INIT\(p\) .*)$`)
 )
 
 // scan divides the header into tokens. It skips comments, lines for C++ only, and the text of
 // function bodies that is not made of tokens.
 func (p *parser) scan(text string) {
-	text = comments.ReplaceAllStringFunc(text, func(c string) string { return " " + strings.Repeat("\n", strings.Count(c, "\n")) })
+	text = comments.ReplaceAllStringFunc(text, func(c string) string {
+		return " " + strings.Repeat("\n", strings.Count(c, "\n"))
+	})
 	// joins continued directives, so later line numbers are too small
 	text = strings.ReplaceAll(text, "\\\n", " ")
 	cplusplus := false

@@ -8,8 +8,9 @@ import (
 
 // pythonTypes maps C's plain types to ctypes.
 var pythonTypes = map[string]string{
-	"int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64", "uint8_t": "c_uint8", "uint16_t": "c_uint16",
-	"float": "c_float", "double": "c_double", "ulysses_status": "c_int32",
+	"int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64", "uint8_t": "c_uint8",
+	"uint16_t": "c_uint16",
+	"float":    "c_float", "double": "c_double", "ulysses_status": "c_int32",
 }
 
 // columns is the line length of ruff's formatter.
@@ -68,9 +69,12 @@ func (h *header) python() ([]byte, error) {
 			return nil, err
 		}
 	}
-	fmt.Fprintf(&b, "\n\n# Structs by the header's names.\nSTRUCTS: dict[str, type[ctypes.Structure]] = {\n%s}\n", structs.String())
-	fmt.Fprintf(&b, "\n# Constants by the header's names without ULYSSES_, except the statuses.\nNUMBERS = {\n%s}\n", numbers.String())
-	fmt.Fprintf(&b, "\n# Result and arguments of each function. Handles are c_void_p.\nFUNCTIONS: dict[str, tuple[Any, list[Any]]] = {\n%s}\n", functions.String())
+	fmt.Fprintf(&b, "\n\n# Structs by the header's names.\nSTRUCTS: dict[str, type[ctypes.Structure]] = {\n%s}\n",
+		structs.String())
+	fmt.Fprintf(&b, "\n# Constants by the header's names without ULYSSES_, except the statuses.\nNUMBERS = {\n%s}\n",
+		numbers.String())
+	fmt.Fprintf(&b, "\n# Result and arguments of each function. Handles are c_void_p.\nFUNCTIONS: dict[str, tuple[Any, list[Any]]] = {\n%s}\n",
+		functions.String())
 	return []byte(b.String()), nil
 }
 

@@ -53,7 +53,8 @@ func TestStaleCopies(t *testing.T) {
 		if err := os.CopyFS(filepath.Join(node, "m"), os.DirFS(filepath.Join(goldens, "models", "qwen3"))); err != nil {
 			t.Fatal(err)
 		}
-		put(filepath.Join(node, "t.json"), []byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "t": 1, " ": 2, "at": 3}, "merges": [["a", "t"]]}}`))
+		put(filepath.Join(node, "t.json"),
+			[]byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "t": 1, " ": 2, "at": 3}, "merges": [["a", "t"]]}}`))
 		put(filepath.Join(node, "t.jinja"), []byte("{{ messages[0].content }}"))
 		put(filepath.Join(node, "d.txt"), text)
 		q, err := os.ReadFile(filepath.Join(goldens, "attention-gqa-packed", "in.safetensors"))
@@ -67,7 +68,8 @@ func TestStaleCopies(t *testing.T) {
 		t.Fatalf("copies that are alike: exit %d: %s", code, stderr)
 	}
 	for _, node := range nodes {
-		if err := os.CopyFS(filepath.Join(node, "ck"), os.DirFS(filepath.Join(out, "checkpoints", "step-00000001"))); err != nil {
+		if err := os.CopyFS(filepath.Join(node, "ck"),
+			os.DirFS(filepath.Join(out, "checkpoints", "step-00000001"))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,17 +84,26 @@ func TestStaleCopies(t *testing.T) {
 		want  string
 	}{
 		{"m/model.safetensors", last, nil, "model.path: model.safetensors" + between + "tensor "},
-		{"m/model.safetensors", last, []string{"parallel.zero=3"}, "model.path: model.safetensors" + between + "tensor "},
-		{"m/config.json", func(text []byte) []byte { return bytes.Replace(text, []byte("}"), []byte(" }"), 1) }, nil, "model.path: config.json" + between},
-		{"d.txt", func(text []byte) []byte { return bytes.Replace(text, []byte("cat"), []byte("cow"), 1) }, nil, "data.path: d.txt" + between},
-		{"d.txt", func(text []byte) []byte { return text[1:] }, nil, "data.path: d.txt" + between + "it has 2080 bytes on the first and 2079 on the second"},
+		{"m/model.safetensors", last, []string{"parallel.zero=3"}, "model.path: model.safetensors" + between +
+			"tensor "},
+		{"m/config.json", func(text []byte) []byte { return bytes.Replace(text, []byte("}"), []byte(" }"), 1) }, nil,
+			"model.path: config.json" + between},
+		{"d.txt", func(text []byte) []byte { return bytes.Replace(text, []byte("cat"), []byte("cow"), 1) }, nil,
+			"data.path: d.txt" + between},
+		{"d.txt", func(text []byte) []byte { return text[1:] }, nil, "data.path: d.txt" + between +
+			"it has 2080 bytes on the first and 2079 on the second"},
 		{"t.json", func(text []byte) []byte {
 			return bytes.Replace(text, []byte(`"a": 0, "t": 1`), []byte(`"a": 1, "t": 0`), 1)
 		}, []string{"data.tokenizer=t.json"},
 			"data.tokenizer: t.json" + between},
-		{"t.jinja", func(text []byte) []byte { return append(text, '!') }, []string{"data.chat_template=t.jinja"}, "data.chat_template: t.jinja" + between},
-		{"q.safetensors", last, []string{"kind=attention", "attention.input=q.safetensors", "attention.output=" + filepath.Join(out, "o.safetensors")}, "attention.input: q.safetensors" + between + "tensor "},
-		{"ck/rank-00000.safetensors", last, []string{"checkpoint.resume=ck"}, "rank 2: checkpoint ck: rank-00000.safetensors is damaged"},
+		{"t.jinja", func(text []byte) []byte { return append(text, '!') }, []string{"data.chat_template=t.jinja"},
+			"data.chat_template: t.jinja" + between},
+		{"q.safetensors", last,
+			[]string{"kind=attention", "attention.input=q.safetensors",
+				"attention.output=" + filepath.Join(out, "o.safetensors")}, "attention.input: q.safetensors" + between +
+				"tensor "},
+		{"ck/rank-00000.safetensors", last, []string{"checkpoint.resume=ck"},
+			"rank 2: checkpoint ck: rank-00000.safetensors is damaged"},
 		{"ck/manifest.json", func([]byte) []byte {
 			text, err := os.ReadFile(filepath.Join(out, "checkpoints", "step-00000002", "manifest.json"))
 			if err != nil {

@@ -29,7 +29,8 @@ func TestCrash(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_TEST_CRASH="+kind)
 		out, _ := cmd.CombinedOutput()
-		if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(string(out), "goroutine ") || !strings.HasSuffix(string(out), ": the program crashed: please report the lines above\n") {
+		if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(string(out), "goroutine ") ||
+			!strings.HasSuffix(string(out), ": the program crashed: please report the lines above\n") {
 			t.Errorf("%s: exit %d (%v): %.2000s", kind, code, cmd.ProcessState, out)
 		}
 	}
@@ -37,7 +38,8 @@ func TestCrash(t *testing.T) {
 	cmd := exec.Command(os.Args[0], job, "--ranks", "2")
 	cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=crash:1:3")
 	out, _ := cmd.CombinedOutput()
-	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(string(out), "crash requested by ULYSSES_FAULT") {
+	if code := cmd.ProcessState.ExitCode(); code != 10 ||
+		!strings.Contains(string(out), "crash requested by ULYSSES_FAULT") {
 		t.Errorf("in a step: exit %d (%v): %.2000s", code, cmd.ProcessState, out)
 	}
 }

@@ -18,8 +18,10 @@ func TestCUDAProcesses(t *testing.T) {
 	plugin := cudatest.Use(t)
 	for _, c := range []struct {
 		name, ranks, comm, aware, says string
-	}{{"llama-sgd-packed", "2", "ipc", "0", "communicator: ipc: device.comm = "}, {"llama-sgd-packed", "4", "ipc", "0", "ipc: "}, {"qwen3-adamw-dp2", "4", "ipc", "0", "ipc: "},
-		{"qwen2-adamw-ignored", "4", "mpi", "0", "staged through host memory and mpi"}, {"llama-sgd-packed", "2", "mpi", "1", "staged by mpi, which accepts GPU memory"}} {
+	}{{"llama-sgd-packed", "2", "ipc", "0", "communicator: ipc: device.comm = "},
+		{"llama-sgd-packed", "4", "ipc", "0", "ipc: "}, {"qwen3-adamw-dp2", "4", "ipc", "0", "ipc: "},
+		{"qwen2-adamw-ignored", "4", "mpi", "0", "staged through host memory and mpi"},
+		{"llama-sgd-packed", "2", "mpi", "1", "staged by mpi, which accepts GPU memory"}} {
 		if c.aware == "1" && !cudatest.Emulated() {
 			continue // memory of an emulated GPU is one that any MPI takes
 		}
@@ -41,7 +43,9 @@ func TestCUDAProcesses(t *testing.T) {
 			for _, s := range sets {
 				args = append(args, "--set", s)
 			}
-			code, stdout, stderr := mpirun(t, c.ranks, []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_MPI_CUDA=" + c.aware}, args...)
+			code, stdout,
+				stderr := mpirun(t, c.ranks, []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_MPI_CUDA=" + c.aware},
+				args...)
 			if code != 0 {
 				t.Fatalf("exit %d\n%s", code, stderr)
 			}
@@ -71,8 +75,10 @@ func TestCUDAWithoutIPC(t *testing.T) {
 		{"1", "auto", "GPU memory: CUDA cannot map the memory of rank 1", true},
 		{"1", "ipc", "CUDA cannot map the memory of rank", false},
 	} {
-		code, stdout, stderr := mpirun(t, "2", []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_EMULATED_IPC=" + c.ipc},
-			small(t.TempDir(), "train.steps=1", "device.backend=cuda", "device.comm="+c.comm, "model.new.num_hidden_layers=1", "data.sequence=64", "parallel.ulysses=2")...)
+		code, stdout, stderr := mpirun(t, "2",
+			[]string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_EMULATED_IPC=" + c.ipc},
+			small(t.TempDir(), "train.steps=1", "device.backend=cuda", "device.comm="+c.comm,
+				"model.new.num_hidden_layers=1", "data.sequence=64", "parallel.ulysses=2")...)
 		if (code == 0) != c.fine || !strings.Contains(stderr, c.says) {
 			t.Errorf("IPC %s, %s: exit %d\n%s\n%s", c.ipc, c.comm, code, stdout, stderr)
 		}
@@ -87,9 +93,12 @@ func TestCUDAWithoutIPC(t *testing.T) {
 func TestCUDAFaults(t *testing.T) {
 	plugin := cudatest.Use(t)
 	for _, fault := range []string{"fail:1:2", "panic:3:2", "kill:2:2", "late:3:2"} {
-		code, _, stderr := mpirun(t, "4", []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_FAULT=" + fault, "ULYSSES_TIMEOUT=3s"},
-			small(t.TempDir(), "train.steps=4", "device.backend=cuda", "model.new.num_hidden_layers=1", "data.sequence=64")...)
-		if code == 0 || !strings.Contains(stderr, "rank ") || strings.Contains(stderr, "cudaFree") || strings.Contains(stderr, "wrote at byte") {
+		code, _, stderr := mpirun(t, "4",
+			[]string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_FAULT=" + fault, "ULYSSES_TIMEOUT=3s"},
+			small(t.TempDir(), "train.steps=4", "device.backend=cuda", "model.new.num_hidden_layers=1",
+				"data.sequence=64")...)
+		if code == 0 || !strings.Contains(stderr, "rank ") || strings.Contains(stderr, "cudaFree") ||
+			strings.Contains(stderr, "wrote at byte") {
 			t.Errorf("%s: exit %d: %s", fault, code, stderr)
 		}
 	}

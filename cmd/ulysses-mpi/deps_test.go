@@ -18,11 +18,15 @@ func TestMissingPackages(t *testing.T) {
 		code                int
 		says, runs          string
 	}{
-		{"build", "1000", "", 1, "missing: " + missing + "; run `make deps` (which runs: sudo apt-get install --no-install-recommends " + missing + "), then run make again", ""},
+		{"build", "1000", "", 1, "missing: " + missing +
+			"; run `make deps` (which runs: sudo apt-get install --no-install-recommends " + missing +
+			"), then run make again", ""},
 		{"build", "1000", "sudo", 1, "run `make deps`", ""},
 		{"test", "1000", "", 0, "run `make deps-test`", ""},
-		{"build install", "1000", "", 0, "installing " + missing, "sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends " + missing},
-		{"build install", "1000", "sudo", 1, "there is no sudo; as root, run: apt-get install --no-install-recommends " + missing, ""},
+		{"build install", "1000", "", 0, "installing " + missing,
+			"sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends " + missing},
+		{"build install", "1000", "sudo", 1,
+			"there is no sudo; as root, run: apt-get install --no-install-recommends " + missing, ""},
 		{"build", "0", "sudo", 0, "installing " + missing, "apt-get install -y -qq --no-install-recommends " + missing},
 		{"build", "1000", "apt-get", 1, "this system's package manager", ""},
 	} {
@@ -37,7 +41,8 @@ func TestMissingPackages(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for tool, does := range map[string]string{"id": "echo " + c.user, "sudo": `echo "sudo $*" >> ` + did, "apt-get": `echo "apt-get $*" >> ` + did} {
+			for tool, does := range map[string]string{"id": "echo " + c.user, "sudo": `echo "sudo $*" >> ` + did,
+				"apt-get": `echo "apt-get $*" >> ` + did} {
 				if tool == c.without {
 					continue
 				}
@@ -45,11 +50,13 @@ func TestMissingPackages(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			run := exec.Command(filepath.Join(bin, "bash"), append([]string{"scripts/deps.sh"}, strings.Fields(c.args)...)...)
+			run := exec.Command(filepath.Join(bin, "bash"),
+				append([]string{"scripts/deps.sh"}, strings.Fields(c.args)...)...)
 			run.Dir, run.Env = "../..", []string{"PATH=" + bin, "HOME=" + os.Getenv("HOME"), "TMPDIR=" + t.TempDir()}
 			out, _ := run.CombinedOutput()
 			ran, _ := os.ReadFile(did)
-			if code := run.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) || strings.TrimSpace(string(ran)) != c.runs {
+			if code := run.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) ||
+				strings.TrimSpace(string(ran)) != c.runs {
 				t.Errorf("exit %d, it ran %q and said\n%s", code, ran, out)
 			}
 		})

@@ -35,7 +35,9 @@ func wrong(t *testing.T, rankTwo string) (script string, folders [2]string) {
 		t.Fatal(err)
 	}
 	script = filepath.Join(dir, "run")
-	text := fmt.Sprintf("#!/bin/sh\nprogram=%s\ncd %s\nif [ \"${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}\" = 2 ]; then %s; fi\nexec \"$program\" \"$@\"\n", self, folders[0], rankTwo)
+	text := fmt.Sprintf(
+		"#!/bin/sh\nprogram=%s\ncd %s\nif [ \"${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}\" = 2 ]; then %s; fi\nexec \"$program\" \"$@\"\n",
+		self, folders[0], rankTwo)
 	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -57,12 +59,18 @@ func TestDoctorCluster(t *testing.T) {
 		want    string // "" = nothing is wrong
 	}{
 		{"well", ":", nil, 0, ""},
-		{"job file", "cd ../b", func(b string) error { return edit(filepath.Join(b, "job.toml"), "1e-3", "2e-3") }, 2, "job file: rank 2" + on + ": sha256 "},
-		{"no job file", "cd ../b", func(b string) error { return os.Remove(filepath.Join(b, "job.toml")) }, 2, "job file: rank 2" + on + ": cannot be read: "},
-		{"data", "cd ../b", func(b string) error { return edit(filepath.Join(b, "text.txt"), "cat", "cow") }, 2, "data.path: text.txt differs between rank 0" + on + " and rank 2" + on},
-		{"no data", "cd ../b", func(b string) error { return os.Remove(filepath.Join(b, "text.txt")) }, 7, "data.path: rank 2" + on + ": text.txt: no such file"},
-		{"program", `cp "$program" ../other; echo >>../other; program=../other`, nil, 1, "program: rank 2" + on + ": ulysses-mpi "},
-		{"variable", "export UCX_TLS=tcp", nil, 1, "environment: rank 2" + on + ": UCX_TLS=tcp; ranks 0, 1, 3" + on + ": UCX_TLS is not set"},
+		{"job file", "cd ../b", func(b string) error { return edit(filepath.Join(b, "job.toml"), "1e-3", "2e-3") }, 2,
+			"job file: rank 2" + on + ": sha256 "},
+		{"no job file", "cd ../b", func(b string) error { return os.Remove(filepath.Join(b, "job.toml")) }, 2,
+			"job file: rank 2" + on + ": cannot be read: "},
+		{"data", "cd ../b", func(b string) error { return edit(filepath.Join(b, "text.txt"), "cat", "cow") }, 2,
+			"data.path: text.txt differs between rank 0" + on + " and rank 2" + on},
+		{"no data", "cd ../b", func(b string) error { return os.Remove(filepath.Join(b, "text.txt")) }, 7,
+			"data.path: rank 2" + on + ": text.txt: no such file"},
+		{"program", `cp "$program" ../other; echo >>../other; program=../other`, nil, 1, "program: rank 2" + on +
+			": ulysses-mpi "},
+		{"variable", "export UCX_TLS=tcp", nil, 1, "environment: rank 2" + on + ": UCX_TLS=tcp; ranks 0, 1, 3" + on +
+			": UCX_TLS is not set"},
 		{"kernels", "export ULYSSES_ISA=portable", nil, 2, "kernels: rank 2" + on + ": portable"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -72,15 +80,18 @@ func TestDoctorCluster(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			code, stdout, stderr := launch(t, nil, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4", script, "doctor", "--cluster", "job.toml", "--set", "output.dir="+folders[0])
+			code, stdout, stderr := launch(t, nil, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4", script,
+				"doctor", "--cluster", "job.toml", "--set", "output.dir="+folders[0])
 			found := slow.ReplaceAllString(stdout, "")
-			if c.want == "" && len(found) == len(stdout) && (code != 0 || !strings.Contains(stdout, "4 ranks on 1 node: nothing is wrong\n")) {
+			if c.want == "" && len(found) == len(stdout) &&
+				(code != 0 || !strings.Contains(stdout, "4 ranks on 1 node: nothing is wrong\n")) {
 				t.Errorf("exit %d: %s%s", code, stdout, stderr)
 			}
 			if c.want != "" && (code != c.code || !strings.Contains(found, "\n"+c.want)) {
 				t.Errorf("exit %d, want %d with %q: %s%s", code, c.code, c.want, stdout, stderr)
 			}
-			if n := strings.Count(found, "\n\n"); !strings.HasPrefix(stdout, "node ") || c.want == "" && n != 1 || n > 3 {
+			if n := strings.Count(found, "\n\n"); !strings.HasPrefix(stdout, "node ") || c.want == "" &&
+				n != 1 || n > 3 {
 				t.Errorf("%d paragraphs: %s", n, stdout)
 			}
 		})

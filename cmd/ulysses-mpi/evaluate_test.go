@@ -14,7 +14,8 @@ import (
 // Other numbers of processes evaluate its checkpoints, and compare them with the model folder.
 func TestEvaluateUnderMPI(t *testing.T) {
 	out := t.TempDir()
-	job := small(out, "train.steps=9", "parallel.ulysses=2", "parallel.zero=3", "eval.split=0.1", "eval.every=1", "eval.patience=1", "eval.threshold=100.0", "checkpoint.best=true", "checkpoint.every=5", "checkpoint.keep=1",
+	job := small(out, "train.steps=9", "parallel.ulysses=2", "parallel.zero=3", "eval.split=0.1", "eval.every=1",
+		"eval.patience=1", "eval.threshold=100.0", "checkpoint.best=true", "checkpoint.every=5", "checkpoint.keep=1",
 		`eval.sample=["the "]`, "eval.sample_tokens=4")
 	code, stdout, stderr := mpirun(t, "4", nil, append(job, "--log", "json")...)
 	if code != 0 || !strings.Contains(stdout, "ended early") || strings.Count(stderr, `"message":"sample"`) != 2 {
@@ -42,7 +43,8 @@ func TestEvaluateUnderMPI(t *testing.T) {
 	}
 	var texts []string
 	for _, n := range []string{"1", "2"} { // which divide the layers
-		code, stdout, stderr := mpirun(t, n, nil, "generate", filepath.Join(out, "model"), "the ", "--max-tokens", "12", "-q")
+		code, stdout, stderr := mpirun(t, n, nil, "generate", filepath.Join(out, "model"), "the ", "--max-tokens",
+			"12", "-q")
 		if code != 0 {
 			t.Fatalf("%s ranks: exit %d\n%s", n, code, stderr)
 		}
@@ -59,7 +61,8 @@ func TestEvaluateUnderMPI(t *testing.T) {
 			t.Fatalf("%s ranks: exit %d\n%s\n%s", n, code, stdout, stderr)
 		}
 		compare := append([]string{"logits"}, job...)
-		compare = append(compare, filepath.Join(out, "checkpoints"), "--set", "parallel.ulysses=0", "--compare", filepath.Join(out, "model"), "--json")
+		compare = append(compare, filepath.Join(out, "checkpoints"), "--set", "parallel.ulysses=0", "--compare",
+			filepath.Join(out, "model"), "--json")
 		code, stdout, stderr = mpirun(t, n, nil, compare...)
 		var x struct {
 			Loss     float64

@@ -69,16 +69,24 @@ var classes = map[string]class{
 	"panic": {says: "rank RANK on HOST failed: panic: panic requested", code: 10},
 	"crash": {says: "rank RANK on HOST: the program crashed", code: 10},
 
-	"full disk": {says: `checkpoint of step \d+ on host HOSTS: \S*rank-0000\d\.safetensors: cannot be written: .*: no space left on device`, code: 7, before: (*fixture).fullDisk},
-	"job file":  {says: "rank RANK on host HOST has another file than rank 0", code: 2, before: (*fixture).otherJobFile},
-	"model":     {says: "data.path: \\S*a.txt differs between rank 0 on \\S+ and rank RANK on HOST", code: 2, before: (*fixture).otherData},
-	"program":   {says: "program is .* on rank RANK and .* on rank 0.*rank RANK is on host HOST", code: 1, before: (*fixture).otherProgram},
+	"full disk": {
+		says: `checkpoint of step \d+ on host HOSTS: \S*rank-0000\d\.safetensors: cannot be written: .*: no space left on device`,
+		code: 7, before: (*fixture).fullDisk},
+	"job file": {says: "rank RANK on host HOST has another file than rank 0", code: 2,
+		before: (*fixture).otherJobFile},
+	"model": {says: "data.path: \\S*a.txt differs between rank 0 on \\S+ and rank RANK on HOST", code: 2,
+		before: (*fixture).otherData},
+	"program": {says: "program is .* on rank RANK and .* on rank 0.*rank RANK is on host HOST", code: 1,
+		before: (*fixture).otherProgram},
 
 	"slow": {says: "rank RANK on host HOST has been slower than the others for 30 steps", ends: true},
 
-	"early signal": {says: `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1)( on rank RANK, host HOST)?\)|rank RANK[^0-9](.|\n)*signal 15|task RANK: (Terminated|User defined)|user-defined signal`, during: (*fixture).earlySignal},
-	"late signal":  {says: `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1|SIGINT)( on rank RANK, host HOST)?\)`, code: 75, during: (*fixture).lateSignal},
-	"stop all":     {says: "no rank has shown a sign of life", during: (*fixture).stopAll, wraps: true},
+	"early signal": {
+		says:   `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1)( on rank RANK, host HOST)?\)|rank RANK[^0-9](.|\n)*signal 15|task RANK: (Terminated|User defined)|user-defined signal`,
+		during: (*fixture).earlySignal},
+	"late signal": {says: `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1|SIGINT)( on rank RANK, host HOST)?\)`,
+		code: 75, during: (*fixture).lateSignal},
+	"stop all": {says: "no rank has shown a sign of life", during: (*fixture).stopAll, wraps: true},
 }
 
 // fixture is a job with a fault.
@@ -111,11 +119,14 @@ func (f *fixture) fullDisk() error {
 // elsewhere gives the rank a copy of the job's folder at the same path, in a mount namespace of its
 // own. change is a shell command in it.
 func (f *fixture) elsewhere(change string) error {
-	script := `mkdir -p "$1.out" && mount --bind "$1/out" "$1.out" && cp -r "$1" "$1.copy" && mount --bind "$1.copy" "$1" && mount --bind "$1.out" "$1/out" && cd "$1" && ` + change + ` && shift && exec "$@"`
+	script := `mkdir -p "$1.out" && mount --bind "$1/out" "$1.out" && cp -r "$1" "$1.copy" && mount --bind "$1.copy" "$1" && mount --bind "$1.out" "$1/out" && cd "$1" && ` +
+		change + ` && shift && exec "$@"`
 	if err := os.MkdirAll(filepath.Join(f.dir, "out"), 0o777); err != nil {
 		return err
 	}
-	f.commands[f.rank] = append([]string{"unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", f.dir}, f.commands[f.rank]...)
+	f.commands[f.rank] = append([]string{"unshare", "--mount", "--propagation", "private", "sh", "-c", script,
+		"sh", f.dir},
+		f.commands[f.rank]...)
 	return nil
 }
 
@@ -150,7 +161,8 @@ func (f *fixture) pid() int {
 	for f.running() {
 		pid := processes(f.name)[f.rank]
 		// Slurm runs a prolog with the environment of the task before the program
-		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && filepath.Base(exe) == filepath.Base(program) {
+		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil &&
+			filepath.Base(exe) == filepath.Base(program) {
 			return pid
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -230,7 +242,8 @@ func (f *fixture) run(k class) (x outcome) {
 	var said heard
 	argv := f.argv()
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), f.env...)
+	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"ULYSSES_TEST_AS_PROGRAM=1"), f.env...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &said, &said, 2*time.Second
 	begin := time.Now()
 	if err := cmd.Start(); err != nil {
@@ -283,7 +296,8 @@ func (f *fixture) run(k class) (x outcome) {
 		wrong("exit %d", x.code)
 	}
 	if states, _ := filepath.Glob(filepath.Join(f.dir, "out", "checkpoints", "step-*")); len(states) > 0 {
-		code, out, e := launch(f.t, nil, program, "export", filepath.Join(f.dir, "out", "checkpoints"), filepath.Join(f.dir, "model"))
+		code, out, e := launch(f.t, nil, program, "export", filepath.Join(f.dir, "out", "checkpoints"),
+			filepath.Join(f.dir, "model"))
 		if code != 0 || strings.Contains(out, "skipped") {
 			wrong("the last checkpoint does not load: exit %d: %s%s", code, out, e)
 		}
@@ -297,7 +311,8 @@ func (f *fixture) names(k class, text string) bool {
 	if f.launcher == "srun" {
 		host = fmt.Sprintf("n%d", f.rank/2+1)
 	}
-	pattern := strings.NewReplacer("RANK", fmt.Sprint(f.rank), "HOSTS", `(n\d|`+regexp.QuoteMeta(host)+")", "HOST", regexp.QuoteMeta(host), "STEP", fmt.Sprint(f.step)).Replace(k.says)
+	pattern := strings.NewReplacer("RANK", fmt.Sprint(f.rank), "HOSTS", `(n\d|`+regexp.QuoteMeta(host)+")", "HOST",
+		regexp.QuoteMeta(host), "STEP", fmt.Sprint(f.step)).Replace(k.says)
 	return regexp.MustCompile(pattern).MatchString(text)
 }
 
@@ -335,7 +350,8 @@ func TestInjectedFaults(t *testing.T) {
 	sums := map[string]*tally{}
 	var longest time.Duration
 	for i := range count {
-		f := &fixture{injected: injected{kind: kinds[i%len(kinds)], launcher: launchers[i/len(kinds)%len(launchers)], rank: r.IntN(4), step: 1 + r.IntN(40), seed: r.Uint64()}, t: t}
+		f := &fixture{injected: injected{kind: kinds[i%len(kinds)], launcher: launchers[i/len(kinds)%len(launchers)],
+			rank: r.IntN(4), step: 1 + r.IntN(40), seed: r.Uint64()}, t: t}
 		k := classes[f.kind]
 		if f.kind == "slow" { // three windows of ten steps must follow
 			f.step = 1 + r.IntN(20)
@@ -380,9 +396,11 @@ func TestInjectedFaults(t *testing.T) {
 	}
 	total := tally{}
 	for _, s := range sums {
-		total.Runs, total.Wrong, total.Named, total.InTime = total.Runs+s.Runs, total.Wrong+s.Wrong, total.Named+s.Named, total.InTime+s.InTime
+		total.Runs, total.Wrong, total.Named, total.InTime = total.Runs+s.Runs, total.Wrong+s.Wrong,
+			total.Named+s.Named, total.InTime+s.InTime
 	}
-	report, _ := json.MarshalIndent(map[string]any{"total": total, "kinds": sums, "longest_seconds": longest.Seconds()}, "", " ")
+	report, _ := json.MarshalIndent(map[string]any{"total": total, "kinds": sums, "longest_seconds": longest.Seconds()},
+		"", " ")
 	t.Logf("%s", report)
 	if total.Wrong > 0 || total.Named*100 < total.Runs*95 {
 		t.Errorf("%d of %d runs wrong, %d name the culprit", total.Wrong, total.Runs, total.Named)

@@ -49,7 +49,8 @@ every = 1
 func keptJob(t *testing.T) (dir, job string) {
 	t.Helper()
 	dir = t.TempDir()
-	for name, text := range map[string]string{"job.toml": keeps, "a.txt": strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40)} {
+	for name, text := range map[string]string{"job.toml": keeps,
+		"a.txt": strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -138,8 +139,10 @@ func TestKillRank(t *testing.T) {
 // disturb runs the job and kills a rank after a delay.
 func disturb(t *testing.T, run, job string, victim int, delay time.Duration) (hit bool, code int, stderr string) {
 	t.Helper()
-	cmd := exec.Command("mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4", "-x", strings.TrimSuffix(mark, "="), program, job)
-	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1", mark+run)
+	cmd := exec.Command("mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4", "-x",
+		strings.TrimSuffix(mark, "="), program, job)
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"ULYSSES_TEST_AS_PROGRAM=1", mark+run)
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, &text
 	cmd.WaitDelay = 10 * time.Second

@@ -41,7 +41,9 @@ func TestExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	unbuilt := filepath.Join(t.TempDir(), "job.toml")
-	if err := os.WriteFile(unbuilt, []byte("model.new = { model_type = \"llama\", vocab_size = 256, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 1 }\ndata.path = \"x.txt\"\nlora.use_dora = true\n"), 0o600); err != nil {
+	if err := os.WriteFile(unbuilt,
+		[]byte("model.new = { model_type = \"llama\", vocab_size = 256, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 1 }\ndata.path = \"x.txt\"\nlora.use_dora = true\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -50,8 +52,10 @@ func TestExitCodes(t *testing.T) {
 		says string
 	}{
 		{[]string{"version"}, 0, "ulysses-mpi"}, {[]string{"--help"}, 0, "usage"}, {[]string{"doctor"}, 0, "kernels"},
-		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"}, {[]string{unbuilt}, 3, "job.toml:3: lora.use_dora: "},
-		{[]string{unbuilt, "--set", "kind=trian"}, 2, `--set kind=trian: kind = "trian"`}, {[]string{bad + "x"}, 7, "no such file"},
+		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"},
+		{[]string{unbuilt}, 3, "job.toml:3: lora.use_dora: "},
+		{[]string{unbuilt, "--set", "kind=trian"}, 2, `--set kind=trian: kind = "trian"`},
+		{[]string{bad + "x"}, 7, "no such file"},
 	} {
 		cmd := exec.Command(os.Args[0], c.args...)
 		cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1")
@@ -71,12 +75,14 @@ func TestReaderGoesAway(t *testing.T) {
 	}
 	read.Close()
 	defer write.Close()
-	cmd := exec.Command(os.Args[0], "../../examples/quickstart.toml", "--set", "output.dir="+dir, "--set", "train.steps=1", "--set", "data.sequence=64", "--set", "parallel.ulysses=1",
+	cmd := exec.Command(os.Args[0], "../../examples/quickstart.toml", "--set", "output.dir="+dir, "--set",
+		"train.steps=1", "--set", "data.sequence=64", "--set", "parallel.ulysses=1",
 		"--set", "eval.split=0.0")
 	cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1")
 	var stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = write, &stderr
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != int(status.IO) || !strings.Contains(stderr.String(), "standard output: ") {
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != int(status.IO) ||
+		!strings.Contains(stderr.String(), "standard output: ") {
 		t.Errorf("%v: %s", err, stderr.String())
 	}
 	if _, err := os.Stat(filepath.Join(dir, "report.html")); err != nil {

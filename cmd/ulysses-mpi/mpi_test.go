@@ -27,7 +27,8 @@ func launch(t *testing.T, env []string, argv ...string) (code int, stdout, stder
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), env...)
+	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"ULYSSES_TEST_AS_PROGRAM=1"), env...)
 	cmd.WaitDelay = 2 * time.Second
 	var o, e bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &o, &e
@@ -67,11 +68,13 @@ func eachRank(commands ...[]string) []string {
 
 // Two ranks train on a machine whose only network interface is the loopback interface.
 func TestLoopback(t *testing.T) {
-	if out, err := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+	if out, err := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo",
+		"up").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: this machine cannot make a network namespace: %v %s", err, out)
 	}
 	inside := `ip link set lo up && exec "$@"`
-	argv := append([]string{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", inside, "sh", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program},
+	argv := append([]string{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", inside, "sh", "mpirun",
+		"--oversubscribe", "--bind-to", "none", "-n", "2", program},
 		small(t.TempDir(), "train.steps=1", "parallel.ulysses=2")...)
 	if code, _, stderr := launch(t, nil, argv...); code != 0 {
 		t.Errorf("exit %d: %s", code, stderr)
@@ -83,7 +86,8 @@ func TestLoopback(t *testing.T) {
 func TestEndOfMPIHangs(t *testing.T) {
 	dir := t.TempDir()
 	source, shim := filepath.Join(dir, "hang.c"), filepath.Join(dir, "hang.so")
-	if err := os.WriteFile(source, []byte("#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\n"), 0o600); err != nil {
+	if err := os.WriteFile(source, []byte("#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := exec.Command("cc", "-shared", "-fPIC", "-o", shim, source).CombinedOutput(); err != nil {
@@ -95,11 +99,14 @@ func TestEndOfMPIHangs(t *testing.T) {
 	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "sh", "-c", each, shim, program}
 	for ulysses, exit := range map[string]string{"2": "exit 0", "4": "exit 2"} {
 		out := t.TempDir()
-		_, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=3s"}, append(argv, small(out, "train.steps=2", "parallel.ulysses="+ulysses)...)...)
-		if !strings.Contains(stderr, exit) || !strings.Contains(stderr, "launch: MPI_Finalize has not returned after 3s; the process ends without it") {
+		_, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=3s"},
+			append(argv, small(out, "train.steps=2", "parallel.ulysses="+ulysses)...)...)
+		if !strings.Contains(stderr, exit) ||
+			!strings.Contains(stderr, "launch: MPI_Finalize has not returned after 3s; the process ends without it") {
 			t.Errorf("parallel.ulysses = %s on 2 ranks: not %s and the warning: %s", ulysses, exit, stderr)
 		}
-		if refused := strings.Count(stderr, "does not divide the 2 ranks"); ulysses == "4" && refused != 1 || ulysses == "2" && len(losses(t, out)) != 2 {
+		if refused := strings.Count(stderr, "does not divide the 2 ranks"); ulysses == "4" && refused != 1 ||
+			ulysses == "2" && len(losses(t, out)) != 2 {
 			t.Errorf("parallel.ulysses = %s on 2 ranks: %s", ulysses, stderr)
 		}
 	}
@@ -127,9 +134,12 @@ func losses(t *testing.T, out string) []float64 {
 
 // Under mpirun rank 0 writes a plain log without a progress bar, or JSON with --log json.
 func TestLogUnderMPI(t *testing.T) {
-	for form, want := range map[string]string{"auto": " INF train step=1 of=2 loss=", "json": `"step":1,"of":2,"loss":`} {
-		code, _, stderr := mpirun(t, "2", nil, append(small(t.TempDir(), "train.steps=2", "parallel.ulysses=2"), "--log", form)...)
-		if code != 0 || strings.Count(stderr, want) != 1 || strings.ContainsAny(stderr, "\x1b\r") || form == "auto" && strings.Contains(stderr, "{") {
+	for form, want := range map[string]string{"auto": " INF train step=1 of=2 loss=",
+		"json": `"step":1,"of":2,"loss":`} {
+		code, _, stderr := mpirun(t, "2", nil,
+			append(small(t.TempDir(), "train.steps=2", "parallel.ulysses=2"), "--log", form)...)
+		if code != 0 || strings.Count(stderr, want) != 1 || strings.ContainsAny(stderr, "\x1b\r") || form == "auto" &&
+			strings.Contains(stderr, "{") {
 			t.Errorf("%s: exit code %d, not one %q in %q", form, code, want, stderr)
 		}
 	}
@@ -138,7 +148,9 @@ func TestLogUnderMPI(t *testing.T) {
 // Two, three and four processes have the losses of four goroutine ranks.
 func TestProcessesMatchGoroutines(t *testing.T) {
 	want := t.TempDir()
-	if code, _, e := launch(t, nil, append([]string{program, "--ranks", "4"}, small(want, "train.steps=3", "parallel.ulysses=4")...)...); code != 0 {
+	if code, _, e := launch(t, nil,
+		append([]string{program, "--ranks", "4"},
+			small(want, "train.steps=3", "parallel.ulysses=4")...)...); code != 0 {
 		t.Fatal(code, e)
 	}
 	for _, n := range []string{"2", "3", "4"} {
@@ -208,17 +220,34 @@ func TestFaultsEndTheJob(t *testing.T) {
 		want  []string
 		later string // what diagnose says
 	}{
-		{"kill:1:2", 0, []string{"signal 9", "rank 1 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #", "terminated: rank "}, "rank 1 on host " + host + " does not respond"},
-		{"exit:2:2", 0, []string{"rank 2 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #"}, "rank 2 on host " + host + " does not respond"},
-		{"code:1:2", 7, []string{"rank 1 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " does not respond"},
-		{"fail:2:2", 10, []string{"rank 2 on " + host, "error requested"}, "rank 2 on host " + host + " failed: step 2: error requested"},
+		{"kill:1:2", 0, []string{"signal 9", "rank 1 on host " + host + " does not respond",
+			"3 ranks wait for it in all-reduce #", "terminated: rank "}, "rank 1 on host " + host +
+			" does not respond"},
+		{"exit:2:2", 0, []string{"rank 2 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #"},
+			"rank 2 on host " + host + " does not respond"},
+		{"code:1:2", 7, []string{"rank 1 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #"},
+			"rank 1 on host " + host + " does not respond"},
+		{"fail:2:2", 10, []string{"rank 2 on " + host, "error requested"}, "rank 2 on host " + host +
+			" failed: step 2: error requested"},
 		{"panic:3:1", 10, []string{"rank 3 on " + host, "panic"}, "rank 3 on host " + host + " failed: panic"},
-		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "crash requested"}, "rank 1 on host " + host},
-		{"late:1:2", 5, []string{"rank 1 on host " + host + ": all-", "this rank is late", "waited 4.", "the limit is 4s (ULYSSES_TIMEOUT or parallel.timeout)", "rank 1 on host " + host + " is late; 3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " is late"},
-		{"stop:2:2", 5, []string{"rank 2 on host " + host + " does not respond", "waited 4."}, "rank 2 on host " + host + " does not respond"},
-		{"skip:3:2", 5, []string{"rank 3 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 3 on host " + host + " has called"},
-		{"other:1:2", 5, []string{"rank 1 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 1 on host " + host + " has called"},
-		{"short:3:2", 5, []string{"rank 3 on host " + host + " has called all-reduce where 3 ranks have called it with another size or type: operation #"}, "rank 3 on host " + host + " has called"},
+		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "crash requested"},
+			"rank 1 on host " + host},
+		{"late:1:2", 5, []string{"rank 1 on host " + host + ": all-", "this rank is late", "waited 4.",
+			"the limit is 4s (ULYSSES_TIMEOUT or parallel.timeout)", "rank 1 on host " + host +
+				" is late; 3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " is late"},
+		{"stop:2:2", 5, []string{"rank 2 on host " + host + " does not respond", "waited 4."},
+			"rank 2 on host " + host + " does not respond"},
+		{"skip:3:2", 5, []string{"rank 3 on host " + host +
+			" has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 3 on host " + host +
+			" has called"},
+		{"other:1:2", 5,
+			[]string{"rank 1 on host " + host +
+				" has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 1 on host " + host +
+				" has called"},
+		{"short:3:2", 5,
+			[]string{"rank 3 on host " + host +
+				" has called all-reduce where 3 ranks have called it with another size or type: operation #"},
+			"rank 3 on host " + host + " has called"},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			begin, out := time.Now(), t.TempDir()
@@ -235,7 +264,8 @@ func TestFaultsEndTheJob(t *testing.T) {
 					t.Errorf("stderr does not say %q", w)
 				}
 			}
-			if code, stdout, stderr := launch(t, nil, program, "diagnose", out); code != 0 || !strings.Contains(stdout, c.later) {
+			if code, stdout, stderr := launch(t, nil, program, "diagnose", out); code != 0 ||
+				!strings.Contains(stdout, c.later) {
 				t.Errorf("diagnose: exit %d, not %q: %s%s", code, c.later, stdout, stderr)
 			}
 			if took := time.Since(begin); took > 60*time.Second {
@@ -250,25 +280,30 @@ func TestFaultsEndTheJob(t *testing.T) {
 
 // A loss of NaN or Inf ends the job with one error, which names the first such tensor.
 func TestNotANumber(t *testing.T) {
-	code, _, stderr := mpirun(t, "4", nil, small(t.TempDir(), "train.steps=20", "optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0")...)
-	if code != 8 || strings.Count(stderr, "first seen in ") != 1 || !strings.Contains(stderr, "ulysses-mpi: train: step 2: loss ") || !strings.Contains(stderr, "on rank ") {
+	code, _, stderr := mpirun(t, "4", nil,
+		small(t.TempDir(), "train.steps=20", "optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0")...)
+	if code != 8 || strings.Count(stderr, "first seen in ") != 1 ||
+		!strings.Contains(stderr, "ulysses-mpi: train: step 2: loss ") || !strings.Contains(stderr, "on rank ") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 }
 
 // Processes that do not know of each other under a launcher must not run as N copies of rank 0.
 func TestStrangersAreRefused(t *testing.T) {
-	code, _, stderr := launch(t, []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=0", "SLURM_JOB_ID=1"}, append([]string{program}, small(t.TempDir())...)...)
+	code, _, stderr := launch(t, []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=0", "SLURM_JOB_ID=1"},
+		append([]string{program}, small(t.TempDir())...)...)
 	if code != 5 && code != 1 || !strings.Contains(stderr, "pmix") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 	// Variables that another job has left name a rank, and no rank 0 exists that prints the error.
-	for _, left := range [][]string{{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=2"}, {"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=1"}} {
+	for _, left := range [][]string{{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=2"},
+		{"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=1"}} {
 		code, _, stderr := launch(t, left, append([]string{program}, small(t.TempDir())...)...)
 		if want := left[0] + " is set, but"; code != 1 || strings.Count(stderr, want) != 1 {
 			t.Errorf("%v: exit %d, not %q: %s", left, code, want, stderr)
 		}
-		if code, stdout, stderr := launch(t, left, program, "version"); code != 0 || !strings.Contains(stdout, "with MPI") {
+		if code, stdout, stderr := launch(t, left, program, "version"); code != 0 ||
+			!strings.Contains(stdout, "with MPI") {
 			t.Errorf("version: %v: exit %d: %s%s", left, code, stdout, stderr)
 		}
 	}
@@ -276,7 +311,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-o", plain, ".").CombinedOutput(); err != nil {
 		t.Fatal(string(out))
 	}
-	code, _, stderr = launch(t, nil, append([]string{"mpirun", "--oversubscribe", "-n", "2", plain}, small(t.TempDir())...)...)
+	code, _, stderr = launch(t, nil,
+		append([]string{"mpirun", "--oversubscribe", "-n", "2", plain}, small(t.TempDir())...)...)
 	if code == 0 || !strings.Contains(stderr, "without MPI") {
 		t.Errorf("a program without MPI under mpirun: exit %d: %s", code, stderr)
 	}
@@ -293,13 +329,17 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 		least time.Duration
 	}{
 		{append([]string{program, "verify"}, sets...), 1, "verb is verify on rank 2 and run on rank 0", 0},
-		{[]string{"sleep", "99"}, 5, "not all 3 tasks of mpirun (Open MPI) have started MPI after 20s (1 task has not started: task 2)", 20 * time.Second},
+		{[]string{"sleep", "99"}, 5,
+			"not all 3 tasks of mpirun (Open MPI) have started MPI after 20s (1 task has not started: task 2)",
+			20 * time.Second},
 	} {
 		begin := time.Now()
 		run := append([]string{program, "run"}, sets...)
-		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "3"}, eachRank(run, run, x.other)...)
+		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "3"},
+			eachRank(run, run, x.other)...)
 		code, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=9s"}, argv...)
-		if took := time.Since(begin); code != x.code || !strings.Contains(stderr, x.want) || took < x.least || took > x.least+60*time.Second {
+		if took := time.Since(begin); code != x.code || !strings.Contains(stderr, x.want) || took < x.least ||
+			took > x.least+60*time.Second {
 			t.Errorf("%s %s: exit %d after %v: %s", x.other[0], x.other[1], code, took, stderr)
 		}
 	}
@@ -319,7 +359,8 @@ func TestOwnCommandLine(t *testing.T) {
 	}
 	// the first rank may be the only one to come to it
 	code, _, stderr = mpirun(t, "3", nil, quick, "--ranks", "2")
-	if code != 1 || strings.Count(stderr, "ulysses-mpi: rank 0 on "+host+": --ranks 2: mpirun (Open MPI) has started 3 tasks; leave out --ranks") != 1 {
+	if code != 1 || strings.Count(stderr, "ulysses-mpi: rank 0 on "+host+
+		": --ranks 2: mpirun (Open MPI) has started 3 tasks; leave out --ranks") != 1 {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 }

@@ -28,7 +28,8 @@ func withMPICH(t *testing.T) string {
 		mpich.path, mpich.err = filepath.Abs("../../build/mpi/ulysses-mpich")
 		if mpich.err == nil {
 			var out []byte
-			out, mpich.err = exec.Command("make", "-s", "-C", "../..", "build", "MPICC=mpicc.mpich", "PROGRAM="+mpich.path).CombinedOutput()
+			out, mpich.err = exec.Command("make", "-s", "-C", "../..", "build", "MPICC=mpicc.mpich",
+				"PROGRAM="+mpich.path).CombinedOutput()
 			mpich.output = string(out)
 		}
 	})
@@ -50,7 +51,9 @@ func TestMPICH(t *testing.T) {
 	if code, _, e := mpirun(t, "2", nil, small(here, steps...)...); code != 0 {
 		t.Fatal(code, e)
 	}
-	if code, _, e := launch(t, nil, append([]string{"timeout", "-k", "5", "240", "mpiexec.mpich", "-n", "2", built}, small(there, steps...)...)...); code != 0 {
+	if code, _, e := launch(t, nil,
+		append([]string{"timeout", "-k", "5", "240", "mpiexec.mpich", "-n", "2", built},
+			small(there, steps...)...)...); code != 0 {
 		t.Fatal(code, e)
 	}
 	same(t, "MPICH", losses(t, there), losses(t, here), 0)
@@ -58,7 +61,8 @@ func TestMPICH(t *testing.T) {
 		"mpirun (Open MPI)": {"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", built},
 		"mpiexec (MPICH)":   {"mpiexec.mpich", "-n", "2", program},
 	} {
-		code, _, stderr := launch(t, nil, append(append([]string{"timeout", "-k", "5", "240"}, argv...), small(t.TempDir(), steps...)...)...)
+		code, _, stderr := launch(t, nil,
+			append(append([]string{"timeout", "-k", "5", "240"}, argv...), small(t.TempDir(), steps...)...)...)
 		want := "launch: " + launcher + " started 2 tasks, but MPI found 1 rank"
 		if code != 1 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
 			t.Errorf("%v: exit %d, not one %q: %s", argv, code, want, stderr)
@@ -68,8 +72,10 @@ func TestMPICH(t *testing.T) {
 
 // The wrapper of an MPI library that is not there is named.
 func TestBuildWithoutWrapper(t *testing.T) {
-	out, err := exec.Command("make", "-s", "-C", "../..", "build", "MPICC=mpicc.absent", "PROGRAM=/dev/null").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "mpi-build: mpicc.absent: no such program; set MPICC to the mpicc of an MPI library") {
+	out, err := exec.Command("make", "-s", "-C", "../..", "build", "MPICC=mpicc.absent",
+		"PROGRAM=/dev/null").CombinedOutput()
+	if err == nil || !strings.Contains(string(out),
+		"mpi-build: mpicc.absent: no such program; set MPICC to the mpicc of an MPI library") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -17,15 +17,20 @@ import (
 // than the rest.
 func TestResidentIsPlanned(t *testing.T) {
 	for name, sets := range map[string][]string{
-		"everything kept":     {"memory.mlp=keep", "memory.qkv=keep", "memory.attention=keep", "memory.block_input=keep"},
-		"stage 3, recomputed": {"parallel.zero=3", "memory.mlp=recompute", "memory.qkv=recompute", "memory.attention=recompute", "memory.block_input=recompute"},
+		"everything kept": {"memory.mlp=keep", "memory.qkv=keep", "memory.attention=keep",
+			"memory.block_input=keep"},
+		"stage 3, recomputed": {"parallel.zero=3", "memory.mlp=recompute", "memory.qkv=recompute",
+			"memory.attention=recompute", "memory.block_input=recompute"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := t.TempDir()
 			file := filepath.Join(out, "status")
-			args := append([]string{"parallel.ulysses=2", "train.steps=1", "data.sequence=3072", "model.new.intermediate_size=8192", "model.new.num_hidden_layers=2",
-				"model.new.max_position_embeddings=4096", "output.model=false", "device.threads=1", "tile.mlp=off"}, sets...)
-			if code, _, stderr := mpirun(t, "2", []string{"ULYSSES_TEST_STATUS=" + file}, small(out, args...)...); code != 0 {
+			args := append([]string{"parallel.ulysses=2", "train.steps=1", "data.sequence=3072",
+				"model.new.intermediate_size=8192", "model.new.num_hidden_layers=2",
+				"model.new.max_position_embeddings=4096", "output.model=false", "device.threads=1",
+				"tile.mlp=off"}, sets...)
+			if code, _, stderr := mpirun(t, "2", []string{"ULYSSES_TEST_STATUS=" + file},
+				small(out, args...)...); code != 0 {
 				t.Fatalf("exit code %d\n%s", code, stderr)
 			}
 			text, err := os.ReadFile(filepath.Join(out, "metrics.jsonl"))
@@ -35,7 +40,8 @@ func TestResidentIsPlanned(t *testing.T) {
 			var record struct {
 				Peak int64 `json:"peak_bytes"`
 			}
-			if err := json.Unmarshal([]byte(strings.SplitN(string(text), "\n", 2)[0]), &record); err != nil || record.Peak < 200<<20 {
+			if err := json.Unmarshal([]byte(strings.SplitN(string(text), "\n", 2)[0]), &record); err != nil ||
+				record.Peak < 200<<20 {
 				t.Fatalf("planned %d bytes, %v: too little to tell anything", record.Peak, err)
 			}
 			files, err := filepath.Glob(file + ".*")

@@ -18,17 +18,20 @@ func TestSignalToOneRank(t *testing.T) {
 		dir, job := jobFolder(t)
 		name := fmt.Sprintf("%d-signal-%d", os.Getpid(), victim)
 		var said heard
-		cmd := begin(t, []string{mark + name}, &said, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3", program, job, "--set", "parallel.ulysses=1", "--set", "data.global_batch=3",
+		cmd := begin(t, []string{mark + name}, &said, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3",
+			program, job, "--set", "parallel.ulysses=1", "--set", "data.global_batch=3",
 			"--set", "train.steps=100000")
 		until(t, "steps", func() bool { return lines(dir) > 1 })
 		if err := syscall.Kill(processes(name)[victim], s); err != nil {
 			t.Fatal(err)
 		}
 		cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != 75 || strings.Count(said.String(), "resume with: mpirun --oversubscribe --bind-to none -n 3 ") != 1 {
+		if code := cmd.ProcessState.ExitCode(); code != 75 ||
+			strings.Count(said.String(), "resume with: mpirun --oversubscribe --bind-to none -n 3 ") != 1 {
 			t.Errorf("%v: exit %d: %s", s, code, said.String())
 		}
-		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", lines(dir)))); err != nil {
+		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints",
+			fmt.Sprintf("step-%08d", lines(dir)))); err != nil {
 			t.Errorf("%v: %v", s, err)
 		}
 	}
@@ -41,13 +44,15 @@ func TestSignalToLauncher(t *testing.T) {
 	for _, x := range []struct {
 		s    syscall.Signal
 		args []string
-	}{{syscall.SIGUSR1, nil}, {syscall.SIGTERM, []string{"--mca", "odls_base_sigkill_timeout", "3"}}, {syscall.SIGINT, []string{"--mca", "odls_base_sigkill_timeout", "3"}}} {
+	}{{syscall.SIGUSR1, nil}, {syscall.SIGTERM, []string{"--mca", "odls_base_sigkill_timeout", "3"}},
+		{syscall.SIGINT, []string{"--mca", "odls_base_sigkill_timeout", "3"}}} {
 		if x.args != nil && !strings.Contains(version, "(Open MPI) 4") {
 			continue
 		}
 		dir, job := jobFolder(t)
 		var said heard
-		argv := append(append([]string{"mpirun", "--oversubscribe", "--bind-to", "none"}, x.args...), "-n", "2", program, job, "--set", "train.steps=100000")
+		argv := append(append([]string{"mpirun", "--oversubscribe", "--bind-to", "none"}, x.args...), "-n", "2",
+			program, job, "--set", "train.steps=100000")
 		cmd := begin(t, nil, &said, argv...)
 		until(t, "steps", func() bool { return lines(dir) > 1 })
 		cmd.Process.Signal(x.s)
@@ -55,7 +60,8 @@ func TestSignalToLauncher(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(said.String(), "resume with: mpirun ") {
 			t.Errorf("%v: exit %d: %s", x.s, code, said.String())
 		}
-		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", lines(dir)))); err != nil {
+		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints",
+			fmt.Sprintf("step-%08d", lines(dir)))); err != nil {
 			t.Errorf("%v: %v", x.s, err)
 		}
 	}
@@ -68,7 +74,8 @@ func TestSignalBeforeMPI(t *testing.T) {
 	name, gate := fmt.Sprintf("%d-early", os.Getpid()), filepath.Join(dir, "gate")
 	var said heard
 	late := []string{"sh", "-c", `while [ ! -e "$GATE" ]; do sleep 0.05; done; exec "$0" "$1"`, program, job}
-	argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"}, eachRank([]string{program, job}, late)...)
+	argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"},
+		eachRank([]string{program, job}, late)...)
 	cmd := begin(t, []string{mark + name, "GATE=" + gate}, &said, argv...)
 	until(t, "rank 0 is inside MPI_Init", func() bool {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", processes(name)[0]))
@@ -81,7 +88,8 @@ func TestSignalBeforeMPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 75 || lines(dir) != 1 || !strings.Contains(said.String(), "stopped after step 1 of 400") {
+	if code := cmd.ProcessState.ExitCode(); code != 75 || lines(dir) != 1 ||
+		!strings.Contains(said.String(), "stopped after step 1 of 400") {
 		t.Errorf("exit %d after %d steps: %s", code, lines(dir), said.String())
 	}
 }
@@ -92,13 +100,15 @@ func TestSignalWhilePeerIsLost(t *testing.T) {
 	dir, job := jobFolder(t)
 	name := fmt.Sprintf("%d-lost", os.Getpid())
 	var said heard
-	cmd := begin(t, []string{mark + name, "ULYSSES_FAULT=late:1:4", "ULYSSES_TIMEOUT=0"}, &said, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program, job)
+	cmd := begin(t, []string{mark + name, "ULYSSES_FAULT=late:1:4", "ULYSSES_TIMEOUT=0"}, &said, "mpirun",
+		"--oversubscribe", "--bind-to", "none", "-n", "2", program, job)
 	until(t, "the step that has no end", func() bool { return lines(dir) == 3 })
 	if err := syscall.Kill(processes(name)[0], syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 143 || !strings.Contains(said.String(), "terminated: rank 0 on host ") {
+	if code := cmd.ProcessState.ExitCode(); code != 143 ||
+		!strings.Contains(said.String(), "terminated: rank 0 on host ") {
 		t.Errorf("exit %d: %s", code, said.String())
 	}
 }

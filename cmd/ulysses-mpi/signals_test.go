@@ -48,7 +48,8 @@ func jobFolder(t *testing.T) (dir, job string) {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"job.toml": stoppable, "a.txt": strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40)} {
+	for name, text := range map[string]string{"job.toml": stoppable,
+		"a.txt": strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +84,8 @@ func begin(t *testing.T, env []string, stderr io.Writer, argv ...string) *exec.C
 	signal.Notify(all, syscall.SIGINT, syscall.SIGHUP)
 	defer signal.Stop(all)
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), env...)
+	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"ULYSSES_TEST_AS_PROGRAM=1"), env...)
 	cmd.Stderr, cmd.WaitDelay = stderr, 2*time.Second
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -137,11 +139,13 @@ func TestFirstSignalStops(t *testing.T) {
 		}
 		cmd.Wait()
 		_, again, found := strings.Cut(said.String(), "; resume with: ")
-		if code := cmd.ProcessState.ExitCode(); code != 75 || !found || !strings.Contains(again, " --set optimizer.name=adamw") {
+		if code := cmd.ProcessState.ExitCode(); code != 75 || !found ||
+			!strings.Contains(again, " --set optimizer.name=adamw") {
 			t.Fatalf("%v: exit %d: %s", s, code, said.String())
 		}
 		stopped := lines(dir)
-		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", stopped))); err != nil || stopped >= 400 {
+		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", stopped))); err != nil ||
+			stopped >= 400 {
 			t.Errorf("%v: %v", s, err)
 		}
 		if _, err := os.Stat(filepath.Join(dir, "out", "report.html")); err != nil {
@@ -171,7 +175,8 @@ func TestSecondSignalEnds(t *testing.T) {
 		until(t, "the step that has no end", func() bool { return lines(dir) == 3 })
 		name := map[syscall.Signal]string{syscall.SIGINT: "SIGINT", syscall.SIGTERM: "SIGTERM"}[s]
 		cmd.Process.Signal(s)
-		until(t, "the first is heard", func() bool { return strings.Contains(said.String(), "another "+name+" ends it at once") })
+		until(t, "the first is heard",
+			func() bool { return strings.Contains(said.String(), "another "+name+" ends it at once") })
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
 		for waiting := true; waiting; { // two signals at the same moment count as one
@@ -193,7 +198,8 @@ func TestSecondSignalEnds(t *testing.T) {
 				t.Errorf("%v: a bar stands before %q: %q", s, line, before)
 			}
 		}
-		if rest := said.String()[strings.LastIndex(said.String(), "ended at once"):]; strings.Contains(rest, "tokens/s") {
+		if rest := said.String()[strings.LastIndex(said.String(), "ended at once"):]; strings.Contains(rest,
+			"tokens/s") {
 			t.Errorf("%v: a bar stands behind the last line: %q", s, rest)
 		}
 	}
@@ -222,12 +228,14 @@ func openTerminal(t *testing.T) (terminal, child *os.File) {
 	t.Cleanup(func() { terminal.Close() })
 	var number, zero uint32
 	for request, value := range map[uintptr]*uint32{syscall.TIOCGPTN: &number, syscall.TIOCSPTLCK: &zero} {
-		if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, terminal.Fd(), request, uintptr(unsafe.Pointer(value))); e != 0 {
+		if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, terminal.Fd(), request,
+			uintptr(unsafe.Pointer(value))); e != 0 {
 			t.Fatal(e)
 		}
 	}
 	size := [4]uint16{40, 200}
-	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, terminal.Fd(), syscall.TIOCSWINSZ, uintptr(unsafe.Pointer(&size))); e != 0 {
+	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, terminal.Fd(), syscall.TIOCSWINSZ,
+		uintptr(unsafe.Pointer(&size))); e != 0 {
 		t.Fatal(e)
 	}
 	if child, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
@@ -241,12 +249,15 @@ func attentionJob(t *testing.T, dir string) string {
 	t.Helper()
 	var items []tensor.Item
 	for _, name := range []string{"q", "k", "v"} {
-		items = append(items, tensor.Item{Name: name, Tensor: tensor.OfFloat32(make([]float32, 24<<10*4*64), 24<<10, 4, 64)})
+		items = append(items,
+			tensor.Item{Name: name, Tensor: tensor.OfFloat32(make([]float32, 24<<10*4*64), 24<<10, 4, 64)})
 	}
 	job := filepath.Join(dir, "job.toml")
 	err := tensor.WriteSafetensors(filepath.Join(dir, "in.safetensors"), nil, items)
 	if err == nil {
-		err = os.WriteFile(job, []byte("kind = \"attention\"\nattention.input = \"in.safetensors\"\nattention.output = \"out.safetensors\"\n"), 0o600)
+		err = os.WriteFile(job,
+			[]byte("kind = \"attention\"\nattention.input = \"in.safetensors\"\nattention.output = \"out.safetensors\"\n"),
+			0o600)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -266,7 +277,8 @@ func TestSignalEndsWhatKeepsNothing(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		var said heard
-		argv := []string{os.Args[0], "../../examples/quickstart.toml", "--ranks", "4", "--set", "output.dir=" + filepath.Join(dir, "out")}
+		argv := []string{os.Args[0], "../../examples/quickstart.toml", "--ranks", "4", "--set",
+			"output.dir=" + filepath.Join(dir, "out")}
 		argv = append(append(argv[:1:1], x.args...), argv[1:]...)
 		if x.name == "attention" {
 			argv = []string{os.Args[0], attentionJob(t, dir), "--ranks", "2"}
@@ -278,7 +290,8 @@ func TestSignalEndsWhatKeepsNothing(t *testing.T) {
 		until(t, x.name, func() bool { return strings.Contains(said.String(), "device: ") })
 		cmd.Process.Signal(syscall.SIGTERM)
 		cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != 143 || !strings.Contains(said.String(), "SIGTERM: ") || strings.Contains(said.String(), "checkpoint") {
+		if code := cmd.ProcessState.ExitCode(); code != 143 || !strings.Contains(said.String(), "SIGTERM: ") ||
+			strings.Contains(said.String(), "checkpoint") {
 			t.Errorf("%s: exit %d: %s", x.name, code, said.String())
 		}
 		filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {

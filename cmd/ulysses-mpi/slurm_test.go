@@ -36,8 +36,10 @@ func TestSlurm(t *testing.T) {
 		if code, _, e := launch(t, conf, append(srun, small(direct, "train.steps=6")...)...); code != 0 {
 			t.Fatal(code, e)
 		}
-		code, stdout, stderr := launch(t, conf, append(srun, small(levels, "train.steps=6", "parallel.two_level=on")...)...)
-		if code != 0 || !strings.Contains(stderr, "two levels, over 2 nodes of 2 ranks") || !strings.Contains(stdout, " bytes sent inside nodes, ") {
+		code, stdout, stderr := launch(t, conf,
+			append(srun, small(levels, "train.steps=6", "parallel.two_level=on")...)...)
+		if code != 0 || !strings.Contains(stderr, "two levels, over 2 nodes of 2 ranks") ||
+			!strings.Contains(stdout, " bytes sent inside nodes, ") {
 			t.Fatalf("two levels: exit %d\n%s\n%s", code, stdout, stderr)
 		}
 		same(t, "two levels", losses(t, levels), losses(t, direct), 0)
@@ -46,15 +48,20 @@ func TestSlurm(t *testing.T) {
 		want := undisturbed(t, "--set", "train.steps=40")
 		for _, signal := range []string{"", "--signal=TERM"} {
 			dir, job := keptJob(t)
-			srun := []string{"srun", "-J", "cancelled", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "train.steps=40"}
+			srun := []string{"srun", "-J", "cancelled", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program, job,
+				"--set", "train.steps=40"}
 			var said heard
 			cmd := begin(t, append(conf, "ULYSSES_FAULT=slow:1:2"), &said, srun...)
 			until(t, "steps", func() bool { return lines(dir) > 3 })
-			if code, _, e := launch(t, conf, append([]string{"timeout", "30", "scancel"}, strings.Fields(signal+" -n cancelled")...)...); code != 0 {
+			if code, _, e := launch(t, conf,
+				append([]string{"timeout", "30", "scancel"},
+					strings.Fields(signal+" -n cancelled")...)...); code != 0 {
 				t.Fatal(code, e)
 			}
 			cmd.Wait()
-			if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(said.String(), "resume with: srun -N 2 -n 4 --mpi=pmix ") || !strings.Contains(said.String(), " (SIGTERM) with a checkpoint") {
+			if code := cmd.ProcessState.ExitCode(); code != 75 ||
+				!strings.Contains(said.String(), "resume with: srun -N 2 -n 4 --mpi=pmix ") ||
+				!strings.Contains(said.String(), " (SIGTERM) with a checkpoint") {
 				t.Errorf("exit %d: %s", code, said.String())
 			}
 			if code, _, e := launch(t, conf, srun...); code != 0 {
@@ -74,43 +81,53 @@ func TestSlurm(t *testing.T) {
 		want := undisturbed(t, steps...)
 		dir, job := keptJob(t)
 		out, script, log := filepath.Join(dir, "out"), filepath.Join(dir, "job.sbatch"), filepath.Join(dir, "log")
-		code, _, e := launch(t, conf, append([]string{program, "sbatch", job, "--nodes", "2", "--ntasks-per-node", "2", "--time", "2:00", "-o", script}, append(steps, "--", "--signal=USR1@75")...)...)
+		code, _, e := launch(t, conf,
+			append([]string{program, "sbatch", job, "--nodes", "2", "--ntasks-per-node", "2", "--time", "2:00", "-o",
+				script}, append(steps, "--", "--signal=USR1@75")...)...)
 		if code != 0 {
 			t.Fatal(code, e)
 		}
-		code, id, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=slow:1:2:1s"), "sbatch", "--parsable", "--output="+log, script)
+		code, id, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=slow:1:2:1s"), "sbatch",
+			"--parsable", "--output="+log, script)
 		if code != 0 {
 			t.Fatal(code, e)
 		}
 		next := filepath.Join(dir, "eval.sbatch")
-		evaluation := fmt.Sprintf("#!/bin/bash\nexec srun --mpi=pmix %s %s --set kind=eval --set model.path=%s --set data.path=%s --set output.dir=%s\n", program, evalJob(t), filepath.Join(out, "model"), filepath.Join(dir, "a.txt"), filepath.Join(dir, "eval"))
+		evaluation := fmt.Sprintf(
+			"#!/bin/bash\nexec srun --mpi=pmix %s %s --set kind=eval --set model.path=%s --set data.path=%s --set output.dir=%s\n",
+			program, evalJob(t), filepath.Join(out, "model"), filepath.Join(dir, "a.txt"), filepath.Join(dir, "eval"))
 		if err := os.WriteFile(next, []byte(evaluation), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if code, _, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1"), "sbatch", "-n2", "--dependency=afterok:"+strings.TrimSpace(id), "--output="+log+".eval", next); code != 0 {
+		if code, _, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1"), "sbatch", "-n2", "--dependency=afterok:"+
+			strings.TrimSpace(id), "--output="+log+".eval", next); code != 0 {
 			t.Fatal(code, e)
 		}
 		text := func(suffix string) string { b, _ := os.ReadFile(log + suffix); return string(b) }
 		for range 16 { // a requeued job waits for its credentials to expire
 			untilOr(func() bool { return strings.Contains(text(".eval"), "held-out loss") })
 		}
-		if got := losses(t, out); !slices.Equal(got, want) || !strings.Contains(text(""), "resumed step=") || !strings.Contains(text(""), " (SIGUSR1) with a checkpoint in ") {
+		if got := losses(t, out); !slices.Equal(got, want) || !strings.Contains(text(""), "resumed step=") ||
+			!strings.Contains(text(""), " (SIGUSR1) with a checkpoint in ") {
 			t.Errorf("%d losses, want %d, equal: %v: %s", len(got), len(want), slices.Equal(got, want), text(""))
 		}
 		if !strings.Contains(text(".eval"), "held-out loss") {
-			_, jobs, _ := launch(t, conf, "sh", "-c", "scontrol show job; tail -n 60 $(dirname $SLURM_CONF)/../log/slurm*.log")
+			_, jobs, _ := launch(t, conf, "sh", "-c",
+				"scontrol show job; tail -n 60 $(dirname $SLURM_CONF)/../log/slurm*.log")
 			t.Errorf("the evaluation: %s\n%s", text(".eval"), jobs)
 		}
 	})
 	t.Run("other numbers of ranks", func(t *testing.T) {
 		batch := []string{"--set", "data.global_batch=12", "--set", "checkpoint.accept=train.steps"}
 		whole, job := keptJob(t)
-		if code, _, e := mpirun(t, "4", nil, append(batch, "--set", "train.steps=12", "--set", "optimizer.schedule=constant", job)...); code != 0 {
+		if code, _, e := mpirun(t, "4", nil,
+			append(batch, "--set", "train.steps=12", "--set", "optimizer.schedule=constant", job)...); code != 0 {
 			t.Fatal(code, e)
 		}
 		dir, job := keptJob(t)
 		for i, tasks := range []string{"4", "2", "3"} { // on each of two nodes
-			argv := []string{"timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=" + tasks, "--mpi=pmix", program, job, "--set", fmt.Sprint("train.steps=", 4*(i+1)), "--set", "optimizer.schedule=constant"}
+			argv := []string{"timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=" + tasks, "--mpi=pmix",
+				program, job, "--set", fmt.Sprint("train.steps=", 4*(i+1)), "--set", "optimizer.schedule=constant"}
 			if code, _, e := launch(t, conf, append(argv, batch...)...); code != 0 {
 				t.Fatal(tasks, code, e)
 			}
@@ -127,7 +144,8 @@ func TestSlurm(t *testing.T) {
 		if err := os.RemoveAll(out); err != nil {
 			t.Fatal(err)
 		}
-		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:3:20", "ULYSSES_TIMEOUT=9s"), "timeout", "-k", "5", "240", "salloc", "-N3", "--ntasks-per-node=2", program, "supervise", job, "--restarts", "2", "--",
+		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:3:20", "ULYSSES_TIMEOUT=9s"), "timeout", "-k",
+			"5", "240", "salloc", "-N3", "--ntasks-per-node=2", program, "supervise", job, "--restarts", "2", "--",
 			"srun", "-N2", "-n4", "--mpi=pmix", "--kill-on-bad-exit=1")
 		if code != 0 || !strings.Contains(stderr, "nodes: n1,n3") || !strings.Contains(stderr, "restart 1 of 2") {
 			t.Errorf("exit %d: %s", code, stderr)
@@ -139,12 +157,15 @@ func TestSlurm(t *testing.T) {
 	t.Run("a lone task without -K", func(t *testing.T) {
 		dir, job := keptJob(t)
 		begin := time.Now()
-		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:1:5", "ULYSSES_TIMEOUT=5s"), "timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=0", program, job)
+		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:1:5", "ULYSSES_TIMEOUT=5s"), "timeout", "-k", "5",
+			"240", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=0", program, job)
 		// Slurm's PMIx plugin sees that the task has gone, and ends the step.
-		if took := time.Since(begin); code == 0 || !strings.Contains(stderr, "n1: task 1: Killed") || took > 60*time.Second {
+		if took := time.Since(begin); code == 0 || !strings.Contains(stderr, "n1: task 1: Killed") ||
+			took > 60*time.Second {
 			t.Errorf("exit %d after %v: %s", code, took, stderr)
 		}
-		if code, stdout, stderr := launch(t, nil, program, "diagnose", dir+"/out"); code != 0 || !strings.Contains(stdout, "rank 1 on host n1 ") {
+		if code, stdout, stderr := launch(t, nil, program, "diagnose", dir+"/out"); code != 0 ||
+			!strings.Contains(stdout, "rank 1 on host n1 ") {
 			t.Errorf("diagnose: exit %d: %s%s", code, stdout, stderr)
 		}
 	})
@@ -154,10 +175,13 @@ func TestSlurm(t *testing.T) {
 		if err := os.Rename(job, spaced); err != nil {
 			t.Fatal(err)
 		}
-		if code, _, e := launch(t, conf, program, "sbatch", spaced, "--array", "0-3", "-o", script, "--set", "seed=$SLURM_ARRAY_TASK_ID", "--set", "train.steps=3", "--set", "parallel.ulysses=1", "--", "--comment=two words"); code != 0 {
+		if code, _, e := launch(t, conf, program, "sbatch", spaced, "--array", "0-3", "-o", script, "--set",
+			"seed=$SLURM_ARRAY_TASK_ID", "--set", "train.steps=3", "--set", "parallel.ulysses=1", "--",
+			"--comment=two words"); code != 0 {
 			t.Fatal(code, e)
 		}
-		code, _, e := launch(t, conf, "timeout", "240", "sbatch", "--wait", "--output="+filepath.Join(dir, "log-%a"), script)
+		code, _, e := launch(t, conf, "timeout", "240", "sbatch", "--wait",
+			"--output="+filepath.Join(dir, "log-%a"), script)
 		if code != 0 {
 			t.Fatal(code, e)
 		}
@@ -172,9 +196,11 @@ func TestSlurm(t *testing.T) {
 	t.Run("output.dir of one node", func(t *testing.T) {
 		_, job := jobFolder(t)
 		out := fmt.Sprintf("/dev/shm/ulysses-test-%d", os.Getpid()) // each node has its own
-		srun := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "output.dir=" + out}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix",
+			program, job, "--set", "output.dir=" + out}
 		code, stdout, stderr := launch(t, conf, srun...)
-		want := "output.dir: " + out + " is not shared: rank 2 on n2 does not see a file of rank 0 on n1; choose a folder on a shared file system"
+		want := "output.dir: " + out +
+			" is not shared: rank 2 on n2 does not see a file of rank 0 on n1; choose a folder on a shared file system"
 		if code != 2 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
 			t.Errorf("exit %d: %s%s", code, stdout, stderr)
 		}
@@ -184,15 +210,22 @@ func TestSlurm(t *testing.T) {
 		script, folders := wrong(t, "cd ../b")
 		doctor := append(srun, script, "doctor", "--cluster", "job.toml", "--set", "output.dir="+folders[0])
 		code, stdout, stderr := launch(t, conf, doctor...)
-		if found := slow.ReplaceAllString(stdout, ""); !strings.Contains(found, "\nn1 ") || !strings.Contains(found, "\nn2 ") || strings.Count(found, "\n\n") != 1 || code != 0 && len(found) == len(stdout) {
+		if found := slow.ReplaceAllString(stdout, ""); !strings.Contains(found, "\nn1 ") ||
+			!strings.Contains(found, "\nn2 ") || strings.Count(found, "\n\n") != 1 || code != 0 &&
+			len(found) == len(stdout) {
 			t.Errorf("exit %d: %s%s", code, stdout, stderr)
 		}
 		if err := os.Remove(filepath.Join(folders[1], "text.txt")); err != nil {
 			t.Fatal(err)
 		}
 		out := fmt.Sprintf("/dev/shm/ulysses-doctor-%d", os.Getpid()) // each node has its own
-		code, stdout, stderr = launch(t, conf, append(srun, "sh", "-c", fmt.Sprintf("mkdir -p %s/$SLURMD_NODENAME; exec %s doctor --cluster job.toml --set output.dir=%[1]s/n1", out, script))...)
-		for _, want := range []string{"\ndata.path: rank 2 on n2: text.txt: no such file", "\noutput.dir: " + out + "/n1 is not shared: rank 2 on n2 does not see a file of rank 0 on n1"} {
+		code, stdout, stderr = launch(t, conf,
+			append(srun, "sh", "-c",
+				fmt.Sprintf(
+					"mkdir -p %s/$SLURMD_NODENAME; exec %s doctor --cluster job.toml --set output.dir=%[1]s/n1",
+					out, script))...)
+		for _, want := range []string{"\ndata.path: rank 2 on n2: text.txt: no such file", "\noutput.dir: " + out +
+			"/n1 is not shared: rank 2 on n2 does not see a file of rank 0 on n1"} {
 			if code != 7 || !strings.Contains(stdout, want) {
 				t.Errorf("exit %d, not %q: %s%s", code, want, stdout, stderr)
 			}
@@ -202,13 +235,16 @@ func TestSlurm(t *testing.T) {
 		srun := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
 		const warning = "launch: ranks 0 to 1 share a sequence and are on n1, n2, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block"
 		for how, want := range map[string]int{"block": 0, "cyclic": 1} {
-			argv := append(append(srun, "--distribution="+how, program), small(t.TempDir(), "train.steps=1", "parallel.ulysses=2")...)
+			argv := append(append(srun, "--distribution="+how, program),
+				small(t.TempDir(), "train.steps=1", "parallel.ulysses=2")...)
 			if code, _, stderr := launch(t, conf, argv...); code != 0 || strings.Count(stderr, warning) != want {
 				t.Errorf("%s: exit %d, not %d warnings: %s", how, code, want, stderr)
 			}
 		}
-		argv := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "-n3", "--distribution=block", "--mpi=pmix", program}
-		code, _, stderr := launch(t, conf, append(argv, small(t.TempDir(), "train.steps=1", "parallel.ulysses=1")...)...)
+		argv := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "-n3", "--distribution=block",
+			"--mpi=pmix", program}
+		code, _, stderr := launch(t, conf,
+			append(argv, small(t.TempDir(), "train.steps=1", "parallel.ulysses=1")...)...)
 		if code != 0 || !strings.Contains(stderr, "launch: n1 has 2 ranks and n2 has 1 rank") {
 			t.Errorf("3 ranks on 2 nodes: exit %d: %s", code, stderr)
 		}
@@ -222,11 +258,13 @@ func TestSlurm(t *testing.T) {
 		}
 		// MPICH is slow if there are more ranks than cores, because ranks that wait do not yield.
 		srun := []string{"timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=1"}
-		if code, _, e := launch(t, conf, append(append(srun, "--mpi=pmi2", built), small(there, steps...)...)...); code != 0 {
+		if code, _, e := launch(t, conf,
+			append(append(srun, "--mpi=pmi2", built), small(there, steps...)...)...); code != 0 {
 			t.Fatal(code, e)
 		}
 		same(t, "srun --mpi=pmi2", losses(t, there), losses(t, here), 0)
-		code, _, stderr := launch(t, conf, append(append(srun, "--mpi=pmix", built), small(t.TempDir(), steps...)...)...)
+		code, _, stderr := launch(t, conf,
+			append(append(srun, "--mpi=pmix", built), small(t.TempDir(), steps...)...)...)
 		if code == 0 || !strings.Contains(stderr, "launch: srun started 2 tasks, but MPI found 1 rank") {
 			t.Errorf("exit %d: %s", code, stderr)
 		}

@@ -31,8 +31,10 @@ func TestSupervisorRestarts(t *testing.T) {
 	if err := os.RemoveAll(out); err != nil {
 		t.Fatal(err)
 	}
-	code, _, stderr := launch(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"}, supervised(job, "--restarts", "2")...)
-	if code != 0 || strings.Count(stderr, "restart 1 of 2 from the newest checkpoint") != 1 || strings.Contains(stderr, "restart 2") || !strings.Contains(stderr, "rank 1 on host ") {
+	code, _, stderr := launch(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"},
+		supervised(job, "--restarts", "2")...)
+	if code != 0 || strings.Count(stderr, "restart 1 of 2 from the newest checkpoint") != 1 ||
+		strings.Contains(stderr, "restart 2") || !strings.Contains(stderr, "rank 1 on host ") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 	if got := losses(t, out); !slices.Equal(got, want) {
@@ -44,7 +46,8 @@ func TestSupervisorRestarts(t *testing.T) {
 		t.Errorf("a refused job: exit %d after %v: %s", code, time.Since(begin), stderr)
 	}
 	// without a restart left, the exit code is that of the job
-	code, _, stderr = launch(t, []string{"ULYSSES_FAULT=code:2:3"}, supervised(job, "--set", "output.overwrite=true", "--set", "checkpoint.resume=off")...)
+	code, _, stderr = launch(t, []string{"ULYSSES_FAULT=code:2:3"},
+		supervised(job, "--set", "output.overwrite=true", "--set", "checkpoint.resume=off")...)
 	if code != 7 {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
@@ -54,7 +57,8 @@ func TestSupervisorRestarts(t *testing.T) {
 // mpiexec of MPICH does if a rank has exited with 0.
 func TestSupervisorBehindZero(t *testing.T) {
 	dir, job := keptJob(t)
-	argv := []string{program, "supervise", job, "--restarts", "1", "--", "sh", "-c", `mpirun --oversubscribe --bind-to none -n 2 "$@"; exit 0`, "sh"}
+	argv := []string{program, "supervise", job, "--restarts", "1", "--", "sh", "-c",
+		`mpirun --oversubscribe --bind-to none -n 2 "$@"; exit 0`, "sh"}
 	for fault, want := range map[string]string{"kill:1:20": "exit code is taken as 5", "code:1:99": ""} {
 		if err := os.RemoveAll(filepath.Join(dir, "out")); err != nil {
 			t.Fatal(err)
@@ -77,7 +81,8 @@ func TestSupervisorWithoutReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := begin(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"}, write, supervised(job, "--restarts", "1")...)
+	cmd := begin(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"}, write,
+		supervised(job, "--restarts", "1")...)
 	read.Close()
 	write.Close()
 	if err := cmd.Wait(); err != nil {
@@ -93,7 +98,8 @@ func TestSupervisorEndsFrozenJob(t *testing.T) {
 	dir, job := keptJob(t)
 	run := fmt.Sprint("frozen-", os.Getpid())
 	var said heard
-	cmd := begin(t, []string{mark + run, "ULYSSES_TIMEOUT=4s"}, &said, supervised(job, "--set", "train.steps=100000", "--set", "checkpoint.accept=train.steps")...)
+	cmd := begin(t, []string{mark + run, "ULYSSES_TIMEOUT=4s"}, &said,
+		supervised(job, "--set", "train.steps=100000", "--set", "checkpoint.accept=train.steps")...)
 	until(t, "steps", func() bool { return lines(dir) > 3 })
 	pids := processes(run)
 	if len(pids) != 4 {
@@ -107,7 +113,8 @@ func TestSupervisorEndsFrozenJob(t *testing.T) {
 	}
 	cmd.Wait()
 	took := time.Since(froze)
-	if code := cmd.ProcessState.ExitCode(); code == 0 || code == 75 || !strings.Contains(said.String(), "no rank has shown a sign of life for 4s") {
+	if code := cmd.ProcessState.ExitCode(); code == 0 || code == 75 ||
+		!strings.Contains(said.String(), "no rank has shown a sign of life for 4s") {
 		t.Errorf("exit %d: %s", code, said.String())
 	}
 	if took > 60*time.Second {
@@ -140,7 +147,9 @@ func TestSupervisorStops(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGHUP, syscall.SIGQUIT} {
 		var said heard
 		run := fmt.Sprint("supervised-", os.Getpid(), "-", int(s))
-		cmd := begin(t, []string{mark + run}, &said, supervised(job, "--restarts", "3", "--force", "--set", "train.steps=100000", "--set", "checkpoint.resume=off")...)
+		cmd := begin(t, []string{mark + run}, &said,
+			supervised(job, "--restarts", "3", "--force", "--set", "train.steps=100000", "--set",
+				"checkpoint.resume=off")...)
 		os.Remove(filepath.Join(dir, "out", "metrics.jsonl"))
 		until(t, "steps", func() bool { return lines(dir) > 3 })
 		for range 2 {
@@ -151,7 +160,8 @@ func TestSupervisorStops(t *testing.T) {
 		}
 		cmd.Wait()
 		code, crashed := cmd.ProcessState.ExitCode(), strings.Contains(said.String(), "the program crashed")
-		if s != syscall.SIGQUIT && (code != 75 || !strings.Contains(said.String(), "with a checkpoint in ")) || code == 0 || crashed {
+		if s != syscall.SIGQUIT && (code != 75 || !strings.Contains(said.String(), "with a checkpoint in ")) ||
+			code == 0 || crashed {
 			t.Errorf("%v: exit %d: %s", s, code, said.String())
 		}
 		allGone(t, run)

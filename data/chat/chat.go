@@ -34,11 +34,13 @@ const (
 )
 
 // Fields are the fields of records that Read reads, without the field of a text.
-var Fields = append([]string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools", "documents", "chat_template_kwargs", "system", "functions"}, besideTokens...)
+var Fields = append([]string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools",
+	"documents", "chat_template_kwargs", "system", "functions"}, besideTokens...)
 
 // besideTokens are fields that other trainers write beside input_ids. A record is refused if they
 // say that it is not one document, or that some of its tokens are not trained.
-var besideTokens = []string{"attention_mask", "completion_mask", "assistant_masks", "loss_mask", "position_ids", "seq_lengths"}
+var besideTokens = []string{"attention_mask", "completion_mask", "assistant_masks", "loss_mask", "position_ids",
+	"seq_lengths"}
 
 // The values of data.train_on.
 const (
@@ -178,7 +180,8 @@ func (r *Reader) choose(c *conversation) (*template, error) {
 	if len(r.templates) > 0 {
 		return nil, fmt.Errorf("%s has no template named default; set data.chat_template to a .jinja file", r.Template)
 	}
-	return nil, fmt.Errorf("there is no chat template; set data.chat_template to a .jinja file, or to a folder with chat_template.jinja")
+	return nil, fmt.Errorf(
+		"there is no chat template; set data.chat_template to a .jinja file, or to a folder with chat_template.jinja")
 }
 
 // probes has templates that were probed with the variables of records.

@@ -28,10 +28,12 @@ func readJSON(t *testing.T, path string, v any) {
 func reader(t *testing.T, template, trainOn string, special []string) *Reader {
 	t.Helper()
 	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "tokenizer_config.json"), []byte(`{"bos_token": "<s>", "eos_token": {"content": "</s>"}}`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "tokenizer_config.json"),
+		[]byte(`{"bos_token": "<s>", "eos_token": {"content": "</s>"}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Open(Options{Template: filepath.Join(goldens, "templates", template+".jinja"), Folder: folder, TrainOn: trainOn, Special: special, Date: "2026-03-09"})
+	r, err := Open(Options{Template: filepath.Join(goldens, "templates", template+".jinja"), Folder: folder,
+		TrainOn: trainOn, Special: special, Date: "2026-03-09"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +97,9 @@ func TestAsk(t *testing.T) {
 	}
 	r := reader(t, "qwen3", Assistant, nil)
 	for _, words := range []string{"Who?", "{\"a\": 1}\n", "[]", "{", ""} {
-		record, err := json.Marshal(map[string]any{"messages": []any{map[string]any{"role": "user", "content": strings.TrimSuffix(words, "\n")}}})
+		record, err := json.Marshal(
+			map[string]any{
+				"messages": []any{map[string]any{"role": "user", "content": strings.TrimSuffix(words, "\n")}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +110,8 @@ func TestAsk(t *testing.T) {
 	}
 	for record, want := range map[string]string{
 		`{"messages": "x"}`: `field "messages" is not a list of messages`, `{"messages": [], "messages": []}`: "twice",
-		`{"messages": []}`: "the conversation is empty", `{"messages": [{"role": "user", "content": "\ud800"}]}`: "half of a surrogate pair",
+		`{"messages": []}`: "the conversation is empty",
+		`{"messages": [{"role": "user", "content": "\ud800"}]}`: "half of a surrogate pair",
 	} {
 		if _, err := r.Ask([]byte(record)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", record, err, want)
@@ -162,12 +167,14 @@ func TestGoldens(t *testing.T) {
 			}
 			masks++
 			if tokens, ranges := masked(t, tok, d); tokens != want.Tokens || !reflect.DeepEqual(ranges, want.Ranges) {
-				t.Errorf("%s: %d tokens, trained %v; want %d, %v\n%s", name, tokens, ranges, want.Tokens, want.Ranges, strings.ReplaceAll(*c.Text, "\n", "⏎"))
+				t.Errorf("%s: %d tokens, trained %v; want %d, %v\n%s", name, tokens, ranges, want.Tokens, want.Ranges,
+					strings.ReplaceAll(*c.Text, "\n", "⏎"))
 			}
 		}
 	}
 	for err := range refused {
-		if !strings.Contains(err, "leaves out message") && !strings.Contains(err, `has the role "robot"`) && !strings.Contains(err, "is empty") {
+		if !strings.Contains(err, "leaves out message") && !strings.Contains(err, `has the role "robot"`) &&
+			!strings.Contains(err, "is empty") {
 			t.Error(err)
 		}
 	}
@@ -198,7 +205,8 @@ func TestTurnsAreTaggedTurns(t *testing.T) {
 			shown := func(d *Document) (s []string) {
 				for _, r := range d.Trained {
 					x := strings.TrimSuffix(string(d.Text[r.Lo:r.Hi]), "\n")
-					if i := strings.LastIndex(string(d.Text[:r.Lo]), "<think>\n"); name == "qwen3_5_think" && i == r.Lo-8 {
+					if i := strings.LastIndex(string(d.Text[:r.Lo]), "<think>\n"); name == "qwen3_5_think" &&
+						i == r.Lo-8 {
 						x = "<think>\n" + x
 					}
 					prompts := []string{"<|start|>assistant", "<｜Assistant｜>", "\n"}
@@ -233,7 +241,8 @@ func TestToolCallsOfGPTOSS(t *testing.T) {
 		said   = "<|channel|>final<|message|>Me.<|return|>"
 	)
 	call := func(arguments string) string {
-		return `{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "ask", "arguments": ` + arguments + `}}]}`
+		return `{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "ask", "arguments": ` +
+			arguments + `}}]}`
 	}
 	called := func(arguments string) string {
 		return " to=functions.ask<|channel|>commentary json<|message|>" + arguments + "<|call|>"
@@ -247,7 +256,8 @@ func TestToolCallsOfGPTOSS(t *testing.T) {
 		{[]string{asked, call("{}"), result, answer}, []string{called("{}"), said}},
 		{[]string{asked, call(`"{}"`), result, answer}, []string{called("{}"), said}},
 		{[]string{asked, call(`{"a": 1}`), result, result, result, answer}, []string{called(`{"a": 1}`), said}},
-		{[]string{asked, call("{}"), result, result, call("{}"), result, result, answer}, []string{called("{}"), called("{}"), said}},
+		{[]string{asked, call("{}"), result, result, call("{}"), result, result, answer},
+			[]string{called("{}"), called("{}"), said}},
 	} {
 		record := `{"messages": [` + strings.Join(c.messages, ", ") + "]}"
 		d, err := reader(t, "gptoss", Assistant, special).Read([]byte(record), Auto, "text")
@@ -269,7 +279,8 @@ func TestToolCallsOfGPTOSS(t *testing.T) {
 func trainedTexts(t *testing.T, template string, o Options, record string) (got []string) {
 	t.Helper()
 	folder := t.TempDir()
-	for name, text := range map[string]string{"chat_template.jinja": template, "tokenizer_config.json": `{"bos_token": "<s>", "eos_token": "</s>"}`} {
+	for name, text := range map[string]string{"chat_template.jinja": template,
+		"tokenizer_config.json": `{"bos_token": "<s>", "eos_token": "</s>"}`} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -297,8 +308,10 @@ func TestArgumentsInStrings(t *testing.T) {
 		{`'ask ' + call.function.arguments`, `ask {"a":1}</s>`},
 		{`'ask ' ~ call.function.arguments|tojson`, `ask {"a": 1}</s>`},
 	} {
-		template := `{% for m in messages %}{% if m.tool_calls %}<a>{% for call in m.tool_calls %}{{ ` + c.write + ` }}{% endfor %}</s>{% else %}{{ '<u>' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}`
-		if got := trainedTexts(t, template, Options{Special: []string{"<a>", "<u>", "</s>"}}, record); !reflect.DeepEqual(got, []string{c.want}) {
+		template := `{% for m in messages %}{% if m.tool_calls %}<a>{% for call in m.tool_calls %}{{ ` + c.write +
+			` }}{% endfor %}</s>{% else %}{{ '<u>' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}`
+		if got := trainedTexts(t, template, Options{Special: []string{"<a>", "<u>", "</s>"}},
+			record); !reflect.DeepEqual(got, []string{c.want}) {
 			t.Errorf("%s: trained %q, want %q", c.write, got, c.want)
 		}
 	}
@@ -309,7 +322,8 @@ func TestArgumentsInStrings(t *testing.T) {
 func TestEndMarkBehindEndToken(t *testing.T) {
 	const template = `{% for m in messages %}<|turn|>{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|bot|><|answer|>{{ m.content }}<|/answer|>{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<|turn|><|bot|>{% endif %}`
 	o := Options{Special: []string{"<|turn|>", "<|user|>", "<|bot|>", "<|answer|>", "<|/answer|>", "</s>"}}
-	got := trainedTexts(t, template, o, `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}`)
+	got := trainedTexts(t, template, o,
+		`{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}`)
 	if want := []string{"<|answer|>b<|/answer|></s>", "<|answer|>d<|/answer|></s>"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("trained %q, want %q", got, want)
 	}
@@ -333,13 +347,21 @@ func TestStartOfTurns(t *testing.T) {
 		messages        []string
 		want            []string
 	}{
-		"with tools only, as Hermes 2 Pro":                 {`{% for x in tools %}{{ x.function.name }}{% endfor %}` + chatML + `{% if add_generation_prompt %}` + prompt + `{% endif %}`, `[{"type": "function", "function": {"name": "f"}}]`, []string{asked, said}, []string{"b<|im_end|>"}},
-		"always a generation prompt, as the first Llama 3": {chatML + prompt, "null", []string{asked, said, asked, said}, []string{"b<|im_end|>", "b<|im_end|>"}},
-		"no generation prompt, as Mistral":                 {mistral, "null", []string{asked, called, result, called, result, said}, []string{"[TOOL_CALLS]f</s>", "[TOOL_CALLS]f</s>", " b</s>"}},
-		"no generation prompt, roles in tokens":            {`{% for m in messages %}{{ '[INST]' if m.role == 'user' else '[/INST]' }}{{ m.content }}</s>{% endfor %}`, "null", []string{asked, said, asked, said}, []string{"b</s>", "b</s>"}},
+		"with tools only, as Hermes 2 Pro": {`{% for x in tools %}{{ x.function.name }}{% endfor %}` +
+			chatML + `{% if add_generation_prompt %}` + prompt + `{% endif %}`,
+			`[{"type": "function", "function": {"name": "f"}}]`, []string{asked, said}, []string{"b<|im_end|>"}},
+		"always a generation prompt, as the first Llama 3": {chatML + prompt, "null",
+			[]string{asked, said, asked, said}, []string{"b<|im_end|>", "b<|im_end|>"}},
+		"no generation prompt, as Mistral": {mistral, "null",
+			[]string{asked, called, result, called, result, said},
+			[]string{"[TOOL_CALLS]f</s>", "[TOOL_CALLS]f</s>", " b</s>"}},
+		"no generation prompt, roles in tokens": {
+			`{% for m in messages %}{{ '[INST]' if m.role == 'user' else '[/INST]' }}{{ m.content }}</s>{% endfor %}`,
+			"null", []string{asked, said, asked, said}, []string{"b</s>", "b</s>"}},
 	} {
 		record := `{"messages": [` + strings.Join(c.messages, ", ") + `], "tools": ` + c.tools + "}"
-		if got := trainedTexts(t, c.template, Options{Special: strings.Fields(special)}, record); !reflect.DeepEqual(got, c.want) {
+		if got := trainedTexts(t, c.template, Options{Special: strings.Fields(special)},
+			record); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: trained %q, want %q", name, got, c.want)
 		}
 	}
@@ -357,7 +379,9 @@ func BenchmarkRead(b *testing.B) {
 	}
 	for _, template := range []string{"qwen2_5", "qwen3", "gptoss"} {
 		b.Run(template, func(b *testing.B) {
-			r, err := Open(Options{Template: filepath.Join(goldens, "templates", template+".jinja"), TrainOn: Assistant, Date: "2026-01-31", Special: []string{"<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|return|>"}})
+			r, err := Open(Options{Template: filepath.Join(goldens, "templates", template+".jinja"), TrainOn: Assistant,
+				Date:    "2026-01-31",
+				Special: []string{"<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|return|>"}})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -28,15 +28,18 @@ type conversation struct {
 var roles = []string{"system", "developer", "user", "assistant", "tool", "function", "ipython"}
 
 // shareGPT has the roles of messages in ShareGPT's form.
-var shareGPT = map[string]string{"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
+var shareGPT = map[string]string{"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+	"system": "system", "tool": "tool", "observation": "tool"}
 
 // reasoning has the names under which messages have an assistant's reasoning.
 var reasoning = []string{"reasoning_content", "thinking", "reasoning"}
 
 // besideMessages has fields of other formats beside the messages, and what to write instead.
-var besideMessages = []struct{ field, instead string }{{"system", "write it as the first message, of the role system"}, {"functions", "write them as tools"}}
+var besideMessages = []struct{ field, instead string }{{"system", "write it as the first message, of the role system"},
+	{"functions", "write them as tools"}}
 
-func newConversation(object map[string]json.RawMessage, messages []json.RawMessage, fromShareGPT bool) (*conversation, error) {
+func newConversation(object map[string]json.RawMessage, messages []json.RawMessage,
+	fromShareGPT bool) (*conversation, error) {
 	if len(messages) == 0 {
 		return nil, errors.New("the conversation is empty; remove the record")
 	}
@@ -175,7 +178,8 @@ func roleOf(m *jinja.Dict, key string, fromShareGPT bool) (string, error) {
 	if !ok {
 		var keys []string
 		m.Each(func(k string, _ jinja.Value) { keys = append(keys, input.Quote(k)) })
-		return "", fmt.Errorf("has no %s among %s; write the role of each message", key, strings.Join(keys[:min(len(keys), 12)], ", "))
+		return "", fmt.Errorf("has no %s among %s; write the role of each message", key,
+			strings.Join(keys[:min(len(keys), 12)], ", "))
 	}
 	name, known := t.S, slices.Contains(roles, t.S)
 	if fromShareGPT {
@@ -318,11 +322,14 @@ func joinParts(l *jinja.List) (jinja.Text, error) {
 				out = out.Append(t)
 				continue
 			}
-			return out, errors.New("has a part that is neither a string nor an object; write {\"type\": \"text\", \"text\": …}")
+			return out, errors.New(
+				"has a part that is neither a string nor an object; write {\"type\": \"text\", \"text\": …}")
 		}
 		for _, key := range []string{"train", "weight"} {
 			if v, _ := d.Get(key); v != nil {
-				return out, fmt.Errorf("has a part with %s, and only whole messages can be left out; write %s in the message", key, key)
+				return out,
+					fmt.Errorf("has a part with %s, and only whole messages can be left out; write %s in the message",
+						key, key)
 			}
 		}
 		t, ok := d.Get("text")
@@ -330,7 +337,8 @@ func joinParts(l *jinja.List) (jinja.Text, error) {
 		if !ok || !isText {
 			kind, _ := d.Get("type")
 			name, _ := kind.(jinja.Text)
-			return out, fmt.Errorf("has a part of type %s, and only text is supported; remove the part", input.Quote(name.S))
+			return out, fmt.Errorf("has a part of type %s, and only text is supported; remove the part",
+				input.Quote(name.S))
 		}
 		out = out.Append(s)
 	}
@@ -368,7 +376,9 @@ func (c *conversation) allShown(text jinja.Text, t *template) error {
 	for i, has := range c.shown {
 		if has && !seen[i] {
 			role, _ := c.messages.Items[i].(*jinja.Dict).Get("role")
-			return fmt.Errorf("the template leaves out message %d, of the role %s; remove the message, or use another template", i, input.Quote(role.(jinja.Text).S))
+			return fmt.Errorf(
+				"the template leaves out message %d, of the role %s; remove the message, or use another template", i,
+				input.Quote(role.(jinja.Text).S))
 		}
 	}
 	return nil

@@ -154,7 +154,8 @@ func (r *Reader) turnEnd(t *template, text string, hi, after int) int {
 	if end == hi {
 		end = endOf(text, hi, after, r.endTokens(t))
 	}
-	if eos, ok := r.variables.Get("eos_token"); ok && end > hi && strings.HasPrefix(text[end:after], eos.(jinja.Text).S) {
+	if eos, ok := r.variables.Get("eos_token"); ok && end > hi &&
+		strings.HasPrefix(text[end:after], eos.(jinja.Text).S) {
 		end += len(eos.(jinja.Text).S)
 	}
 	return end

@@ -26,7 +26,8 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 	if err != nil {
 		return nil, err
 	}
-	field := map[string]string{Text: textField, Messages: "messages", Conversations: "conversations", Prompt: "prompt", Tokens: "input_ids"}[format]
+	field := map[string]string{Text: textField, Messages: "messages", Conversations: "conversations", Prompt: "prompt",
+		Tokens: "input_ids"}[format]
 	if _, ok := object[field]; !ok {
 		return nil, missing(object, field)
 	}
@@ -58,7 +59,8 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 func (r *Reader) Ask(prompt []byte) ([]byte, error) {
 	object, err := fieldsOf(prompt)
 	if _, has := object[Messages]; !has {
-		words, err := json.Marshal([]map[string]string{{"role": "user", "content": strings.TrimSuffix(string(prompt), "\n")}})
+		words, err := json.Marshal(
+			[]map[string]string{{"role": "user", "content": strings.TrimSuffix(string(prompt), "\n")}})
 		if err != nil {
 			return nil, err
 		}
@@ -86,7 +88,9 @@ func fieldsOf(record []byte) (object map[string]json.RawMessage, err error) {
 	if err := json.Unmarshal(record, &object); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			return nil, fmt.Errorf("the line is not JSON at byte %d: %w; write each document as an object on a line of its own", syntax.Offset, err)
+			return nil, fmt.Errorf(
+				"the line is not JSON at byte %d: %w; write each document as an object on a line of its own",
+				syntax.Offset, err)
 		}
 		return nil, errors.New("the line is not a JSON object; write each document as an object on a line of its own")
 	}
@@ -171,7 +175,8 @@ func missing(object map[string]json.RawMessage, field string) error {
 	for _, name := range slices.Sorted(maps.Keys(object)) {
 		names = append(names, input.Quote(name))
 	}
-	return fmt.Errorf("there is no field %q among %s; set data.text_field, or write each line with prompt and completion, or with messages (docs/data.md)", field, strings.Join(names[:min(len(names), 12)], ", "))
+	return fmt.Errorf("there is no field %q among %s; set data.text_field, or write each line with prompt and completion, or with messages (docs/data.md)",
+		field, strings.Join(names[:min(len(names), 12)], ", "))
 }
 
 func stringField(object map[string]json.RawMessage, name string) (string, error) {
@@ -248,7 +253,8 @@ func tokens(object map[string]json.RawMessage) (*Document, error) {
 		d.Labels = d.IDs
 	}
 	if len(d.Labels) != len(d.IDs) {
-		return nil, fmt.Errorf("input_ids has %d ids and labels %d; give both the same length", len(d.IDs), len(d.Labels))
+		return nil, fmt.Errorf("input_ids has %d ids and labels %d; give both the same length", len(d.IDs),
+			len(d.Labels))
 	}
 	return d, nil
 }
@@ -266,16 +272,22 @@ func oneDocument(object map[string]json.RawMessage, tokens int) error {
 			return fmt.Errorf("field %q is not a list of integers; remove it", name)
 		}
 		if want := oneValue(name, tokens); len(values) != want {
-			return fmt.Errorf("%s has %d values for %d ids; write %d, or leave the field out", name, len(values), tokens, want)
+			return fmt.Errorf("%s has %d values for %d ids; write %d, or leave the field out", name, len(values),
+				tokens, want)
 		}
 		for i, v := range values {
 			switch {
 			case name == "position_ids" && v != int64(i):
-				return fmt.Errorf("position_ids, position %d: %d, and only one document from position 0 on is supported; write each document as a record", i, v)
+				return fmt.Errorf(
+					"position_ids, position %d: %d, and only one document from position 0 on is supported; write each document as a record",
+					i, v)
 			case name == "seq_lengths" && v != int64(tokens):
-				return fmt.Errorf("seq_lengths has a document of %d of %d tokens; write each document as a record", v, tokens)
+				return fmt.Errorf("seq_lengths has a document of %d of %d tokens; write each document as a record",
+					v, tokens)
 			case strings.Contains(name, "mask") && v != 1:
-				return fmt.Errorf("%s, position %d: %d, and only 1 is supported; leave padding out, and write labels with -100 for tokens without a loss", name, i, v)
+				return fmt.Errorf(
+					"%s, position %d: %d, and only 1 is supported; leave padding out, and write labels with -100 for tokens without a loss",
+					name, i, v)
 			}
 		}
 	}
@@ -319,7 +331,8 @@ func (r *Reader) prompt(object map[string]json.RawMessage) (*Document, error) {
 }
 
 // conversation reads and renders messages. The first ones, a prompt, are not trained.
-func (r *Reader) conversation(object map[string]json.RawMessage, messages []json.RawMessage, prompt int, shareGPT bool) (*Document, error) {
+func (r *Reader) conversation(object map[string]json.RawMessage, messages []json.RawMessage, prompt int,
+	shareGPT bool) (*Document, error) {
 	c, err := newConversation(object, messages, shareGPT)
 	if err != nil {
 		return nil, err
@@ -330,7 +343,8 @@ func (r *Reader) conversation(object map[string]json.RawMessage, messages []json
 		trains = trains || c.trains[i]
 	}
 	if !trains && r.TrainOn != All {
-		return nil, errors.New("no message of an assistant is trained; remove the record, or set data.train_on = \"all\"")
+		return nil, errors.New(
+			"no message of an assistant is trained; remove the record, or set data.train_on = \"all\"")
 	}
 	text, t, err := r.render(c, false)
 	if err != nil {
@@ -339,7 +353,8 @@ func (r *Reader) conversation(object map[string]json.RawMessage, messages []json
 	d := &Document{Text: []byte(text.S), All: r.TrainOn == All}
 	if !d.All {
 		if d.Trained = r.trained(c, t, text); len(d.Trained) == 0 {
-			return nil, status.Errorf(status.InvalidConfig, "%s shows nothing that an assistant wrote; remove the record, or use another template", t.path)
+			return nil, status.Errorf(status.InvalidConfig,
+				"%s shows nothing that an assistant wrote; remove the record, or use another template", t.path)
 		}
 	}
 	return d, nil

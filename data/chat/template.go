@@ -27,7 +27,8 @@ func Open(o Options) (*Reader, error) {
 	if o.Date != "" {
 		date, err := time.Parse(time.DateOnly, o.Date)
 		if err != nil {
-			return nil, status.Errorf(status.InvalidConfig, "data.chat_date = %q: a date such as 2026-01-31 is needed", o.Date)
+			return nil, status.Errorf(status.InvalidConfig, "data.chat_date = %q: a date such as 2026-01-31 is needed",
+				o.Date)
 		}
 		r.now = func() time.Time { return date }
 	}
@@ -48,7 +49,8 @@ func Open(o Options) (*Reader, error) {
 		s := sources[name]
 		t, err := jinja.Parse(s.text)
 		if err != nil { // only conversations need the template
-			err = status.Errorf(status.Unsupported, "data.chat_template: %s: %w; set data.chat_template to another template", s.path, err)
+			err = status.Errorf(status.Unsupported,
+				"data.chat_template: %s: %w; set data.chat_template to another template", s.path, err)
 		}
 		r.templates[name] = &template{Template: t, path: s.path, err: err}
 		fmt.Fprintf(sum, "%s %d %s", name, len(s.text), s.text)
@@ -132,7 +134,9 @@ func (r *Reader) fromConfig() (map[string]source, error) {
 			found[t.Name] = source{path + " (" + t.Name + ")", t.Template}
 		}
 	default:
-		return nil, status.Errorf(status.InvalidConfig, "data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template", path)
+		return nil, status.Errorf(status.InvalidConfig,
+			"data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template",
+			path)
 	}
 	return found, nil
 }

@@ -20,14 +20,24 @@ func TestTemplates(t *testing.T) {
 		files        map[string]string
 		plain, tools string // the beginning of the text, or of the error
 	}{
-		{"file", map[string]string{"chat_template.jinja": body("F"), "tokenizer_config.json": `{"chat_template": "C", "bos_token": "<b>", "eos_token": {"content": "<e>"}}`}, "Fua<b><e>", "Fua<b><e>"},
+		{"file", map[string]string{"chat_template.jinja": body("F"),
+			"tokenizer_config.json": `{"chat_template": "C", "bos_token": "<b>", "eos_token": {"content": "<e>"}}`},
+			"Fua<b><e>", "Fua<b><e>"},
 		{"string", map[string]string{"tokenizer_config.json": `{"chat_template": "` + body("C") + `"}`}, "Cua", "Cua"},
-		{"list", map[string]string{"tokenizer_config.json": `{"chat_template": [{"name": "default", "template": "` + body("D") + `"}, {"name": "tool_use", "template": "` + body("T") + `"}]}`}, "Dua", "Tua"},
-		{"additional", map[string]string{"chat_template.jinja": body("F"), "additional_chat_templates/tool_use.jinja": body("A")}, "Fua", "Aua"},
-		{"only tools", map[string]string{"additional_chat_templates/tool_use.jinja": body("A")}, "has no template named default", "Aua"},
-		{"none", map[string]string{"tokenizer_config.json": `{"chat_template": null}`, "special_tokens_map.json": `{"bos_token": "<b>"}`}, "there is no chat template", "there is no chat template"},
-		{"wrong", map[string]string{"chat_template.jinja": "{% if %}"}, "an expression is needed", "an expression is needed"},
-		{"BOM and CRLF", map[string]string{"chat_template.jinja": "\ufeffF{% if true %}\r\nx\r\n{% endif %}\r\n" + body("G") + "\r\n"}, "Fx\nGua", "Fx\nGua"},
+		{"list", map[string]string{"tokenizer_config.json": `{"chat_template": [{"name": "default", "template": "` +
+			body("D") + `"}, {"name": "tool_use", "template": "` + body("T") + `"}]}`}, "Dua", "Tua"},
+		{"additional", map[string]string{"chat_template.jinja": body("F"),
+			"additional_chat_templates/tool_use.jinja": body("A")}, "Fua", "Aua"},
+		{"only tools", map[string]string{"additional_chat_templates/tool_use.jinja": body("A")},
+			"has no template named default", "Aua"},
+		{"none", map[string]string{"tokenizer_config.json": `{"chat_template": null}`,
+			"special_tokens_map.json": `{"bos_token": "<b>"}`}, "there is no chat template",
+			"there is no chat template"},
+		{"wrong", map[string]string{"chat_template.jinja": "{% if %}"}, "an expression is needed",
+			"an expression is needed"},
+		{"BOM and CRLF",
+			map[string]string{"chat_template.jinja": "\ufeffF{% if true %}\r\nx\r\n{% endif %}\r\n" + body("G") +
+				"\r\n"}, "Fx\nGua", "Fx\nGua"},
 	} {
 		folder := t.TempDir()
 		for name, text := range c.files {
@@ -62,7 +72,8 @@ func TestTemplates(t *testing.T) {
 	}
 	// Another template, selection or date is another digest.
 	digests := map[string]bool{}
-	for _, o := range []Options{{TrainOn: All}, {TrainOn: Last}, {TrainOn: All, Date: "2026-01-31"}, {TrainOn: All, Template: filepath.Join(goldens, "templates", "qwen3.jinja")}} {
+	for _, o := range []Options{{TrainOn: All}, {TrainOn: Last}, {TrainOn: All, Date: "2026-01-31"},
+		{TrainOn: All, Template: filepath.Join(goldens, "templates", "qwen3.jinja")}} {
 		r, err := Open(o)
 		if err != nil {
 			t.Fatal(err)

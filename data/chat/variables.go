@@ -33,7 +33,8 @@ var reserved = func() map[string]string {
 	for _, name := range []string{"add_generation_prompt", "continue_final_message"} {
 		names[name] = "the text of a record has no generation prompt"
 	}
-	for _, name := range []string{"conversation", "conversations", "chat_template", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
+	for _, name := range []string{"conversation", "conversations", "chat_template", "tokenize",
+		"sanitize_control_tokens", "padding", "truncation", "max_length",
 		"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"} {
 		names[name] = "it is an argument of apply_chat_template that templates do not see"
 	}

@@ -46,7 +46,8 @@ func withVariables(t *testing.T, template string, special []string, v Variables)
 			t.Fatal(err)
 		}
 	}
-	return Open(Options{Template: path, Folder: folder, TrainOn: Assistant, Special: special, Date: "2026-03-09", Variables: v})
+	return Open(Options{Template: path, Folder: folder, TrainOn: Assistant, Special: special, Date: "2026-03-09",
+		Variables: v})
 }
 
 // Variables of a job give the texts of apply_chat_template with the same keyword arguments
@@ -99,12 +100,14 @@ func TestVariables(t *testing.T) {
 
 // A value in a record takes the place of the job's.
 func TestVariablesOfRecords(t *testing.T) {
-	r, err := withVariables(t, "{% for m in messages %}{{ m.content }}{% endfor %}{{ a }}{{ b }}", nil, Variables{"a": int64(1), "b": "x"})
+	r, err := withVariables(t, "{% for m in messages %}{{ m.content }}{% endfor %}{{ a }}{{ b }}", nil,
+		Variables{"a": int64(1), "b": "x"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const messages = `{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "v"}]`
-	for record, want := range map[string]string{messages + "}": "uv1x", messages + `, "chat_template_kwargs": {"a": 2}}`: "uv2x"} {
+	for record, want := range map[string]string{messages + "}": "uv1x",
+		messages + `, "chat_template_kwargs": {"a": 2}}`: "uv2x"} {
 		if d, err := r.Read([]byte(record), Auto, "text"); err != nil || string(d.Text) != want {
 			t.Errorf("%+v, %v; want %s", d, err, want)
 		}
@@ -132,7 +135,9 @@ func TestPromptWithVariables(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 { // the second time from memory
-			d, err := r.Read([]byte(`{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "four"}]`+c.record+"}"), Auto, "text")
+			d, err := r.Read(
+				[]byte(`{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "four"}]`+
+					c.record+"}"), Auto, "text")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -165,8 +170,10 @@ func TestVariableFaults(t *testing.T) {
 		{"a", math.Inf(1), "+Inf is not a finite number"},
 		{"aa", int64(1), "t.jinja does not read it; remove it, or correct the name"},
 	} {
-		_, err := withVariables(t, "{{ messages[0].content }}{{ a }}{{ tools }}{{ bos_token }}", nil, Variables{c.name: c.value})
-		if err == nil || !strings.HasPrefix(err.Error(), "data.chat_variables."+c.name+": ") || !strings.Contains(err.Error(), c.want) {
+		_, err := withVariables(t, "{{ messages[0].content }}{{ a }}{{ tools }}{{ bos_token }}", nil,
+			Variables{c.name: c.value})
+		if err == nil || !strings.HasPrefix(err.Error(), "data.chat_variables."+c.name+": ") ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s = %v: %v; want %s", c.name, c.value, err, c.want)
 		}
 		if err := CheckVariable(c.name, c.value); (err == nil) != (c.name == "aa") {
@@ -179,7 +186,8 @@ func TestVariableFaults(t *testing.T) {
 // program that had none.
 func TestDigestOfVariables(t *testing.T) {
 	seen := map[string]bool{}
-	for _, v := range []Variables{nil, {"a": int64(1)}, {"a": 1.0}, {"a": "1"}, {"a": true}, {"a": []any{int64(1)}}, {"a": []any{1.0}}, {"a": []any{"1"}}, {"b": int64(1)}, {"a": int64(1), "b": int64(1)}} {
+	for _, v := range []Variables{nil, {"a": int64(1)}, {"a": 1.0}, {"a": "1"}, {"a": true}, {"a": []any{int64(1)}},
+		{"a": []any{1.0}}, {"a": []any{"1"}}, {"b": int64(1)}, {"a": int64(1), "b": int64(1)}} {
 		r, err := withVariables(t, "{{ a }}{{ b }}", nil, v)
 		if err != nil {
 			t.Fatal(err)

@@ -27,7 +27,9 @@ func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) 
 			continue
 		}
 		if bytes += len(t.Content); bytes > maxAdded {
-			return nil, status.Errorf(status.Unsupported, "added_tokens: %s and the tokens before it have more than %d bytes, which is not supported; %s", input.Quote(t.Content), maxAdded, notbuilt.ManyAddedTokens.Instead)
+			return nil, status.Errorf(status.Unsupported,
+				"added_tokens: %s and the tokens before it have more than %d bytes, which is not supported; %s",
+				input.Quote(t.Content), maxAdded, notbuilt.ManyAddedTokens.Instead)
 		}
 		id, ok := a.ids[t.Content]
 		if !ok {
@@ -49,10 +51,13 @@ func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) 
 			}
 		}
 		if text == "" {
-			return nil, status.Errorf(status.Unsupported, "added_tokens: %s is empty after normalization, so no text contains it; set its normalized to false", input.Quote(t.Content))
+			return nil, status.Errorf(status.Unsupported,
+				"added_tokens: %s is empty after normalization, so no text contains it; set its normalized to false",
+				input.Quote(t.Content))
 		}
 		if !to.add(text, id) {
-			return nil, status.Errorf(status.InvalidConfig, "added_tokens: two tokens are both %s; remove one", input.Quote(text))
+			return nil, status.Errorf(status.InvalidConfig, "added_tokens: two tokens are both %s; remove one",
+				input.Quote(text))
 		}
 	}
 	return a, nil

@@ -50,11 +50,17 @@ func readBegin(raw json.RawMessage, size int64) (begin []int32, adds bool, err e
 		adds = true
 		ids := p.Tokens[piece.Special.Name].IDs
 		if len(ids) == 0 {
-			return nil, false, status.Errorf(status.InvalidConfig, "post_processor: special_tokens does not have %s; add it with its ids", input.Quote(piece.Special.Name))
+			return nil, false,
+				status.Errorf(status.InvalidConfig,
+					"post_processor: special_tokens does not have %s; add it with its ids",
+					input.Quote(piece.Special.Name))
 		}
 		for _, id := range ids {
 			if id < 0 || int64(id) >= size {
-				return nil, false, status.Errorf(status.InvalidConfig, "post_processor: %s has the id %d, the tokenizer has the ids 0 to %d; set it to one of them", input.Quote(piece.Special.Name), id, size-1)
+				return nil, false,
+					status.Errorf(status.InvalidConfig,
+						"post_processor: %s has the id %d, the tokenizer has the ids 0 to %d; set it to one of them",
+						input.Quote(piece.Special.Name), id, size-1)
 			}
 		}
 		if before {

@@ -34,13 +34,17 @@ func TestBegin(t *testing.T) {
 		template("A", "<s>"):                 {},
 		template("<s>", "A"):                 {begin: []int32{4}},
 		template("<two>", "<s>", "A", "<s>"): {begin: []int32{1, 2, 4}},
-		`{"type": "Sequence", "processors": [{"type": "ByteLevel"}, ` + template("<s>", "A") + `]}`:          {begin: []int32{4}},
-		`{"type": "Sequence", "processors": [` + template("<s>", "A") + `, ` + template("<two>", "A") + `]}`: {begin: []int32{4}},
-		`{"type": "Sequence", "processors": [` + template("A") + `, ` + template("<two>", "A") + `]}`:        {begin: []int32{1, 2}},
+		`{"type": "Sequence", "processors": [{"type": "ByteLevel"}, ` + template("<s>", "A") +
+			`]}`: {begin: []int32{4}},
+		`{"type": "Sequence", "processors": [` + template("<s>", "A") + `, ` + template("<two>", "A") +
+			`]}`: {begin: []int32{4}},
+		`{"type": "Sequence", "processors": [` + template("A") + `, ` + template("<two>", "A") +
+			`]}`: {begin: []int32{1, 2}},
 		`{"type": "Sequence", "processors": [` + template("A", "<s>") + `, ` + template("<two>", "A") + `]}`: {},
 		template("<other>", "A"): {fault: `post_processor: special_tokens does not have "<other>"`},
-		strings.ReplaceAll(template("<s>", "A"), `"ids": [4]`, `"ids": [5]`): {fault: `post_processor: "<s>" has the id 5, the tokenizer has the ids 0 to 4`},
-		`{"type": "TemplateProcessing", "single": "<s> $A"}`:                 {fault: "post_processor: "},
+		strings.ReplaceAll(template("<s>", "A"), `"ids": [4]`,
+			`"ids": [5]`): {fault: `post_processor: "<s>" has the id 5, the tokenizer has the ids 0 to 4`},
+		`{"type": "TemplateProcessing", "single": "<s> $A"}`: {fault: "post_processor: "},
 	} {
 		f := small()
 		f["post_processor"] = json.RawMessage(post)

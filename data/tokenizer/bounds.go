@@ -30,7 +30,8 @@ func maxSteps(text int) int64 { return stepsPerByte*int64(text) + minSteps }
 // tooSlow returns the error for a pattern that backtracks too often: (a+)+b takes 2^n steps on n
 // letters a.
 func tooSlow(text int) error {
-	return status.Errorf(status.Unsupported, "tokenizer: the patterns take more than %d steps on a text of %d bytes; replace the pattern in tokenizer.json that repeats a repetition, such as (a+)+",
+	return status.Errorf(status.Unsupported,
+		"tokenizer: the patterns take more than %d steps on a text of %d bytes; replace the pattern in tokenizer.json that repeats a repetition, such as (a+)+",
 		maxSteps(text), text)
 }
 
@@ -39,6 +40,7 @@ func maxBytes(text int) int { return growth*text + minLimit }
 
 // tooLong returns the error for a text that grew beyond its limit.
 func tooLong(n, limit int) error {
-	return status.Errorf(status.Unsupported, "tokenizer: the normalizers and pre-tokenizers make more than %d bytes (%d) of a text of %d; remove components from tokenizer.json that insert text (Replace, Prepend, ByteLevel, Metaspace)",
+	return status.Errorf(status.Unsupported,
+		"tokenizer: the normalizers and pre-tokenizers make more than %d bytes (%d) of a text of %d; remove components from tokenizer.json that insert text (Replace, Prepend, ByteLevel, Metaspace)",
 		limit, n, (limit-minLimit)/growth)
 }

@@ -16,7 +16,8 @@ func TestBounds(t *testing.T) {
 		return object{"type": "Replace", "pattern": object{"String": from}, "content": to}
 	}
 	sequence := func(n int, p object) object {
-		return object{"type": "Sequence", "normalizers": slices.Repeat([]any{p}, n), "pretokenizers": slices.Repeat([]any{p}, n), "decoders": slices.Repeat([]any{p}, n)}
+		return object{"type": "Sequence", "normalizers": slices.Repeat([]any{p}, n),
+			"pretokenizers": slices.Repeat([]any{p}, n), "decoders": slices.Repeat([]any{p}, n)}
 	}
 	put := func(key string, x any) func(object) { return func(f object) { f[key] = x } }
 	long := strings.Repeat("é", 1<<20)
@@ -25,20 +26,35 @@ func TestBounds(t *testing.T) {
 		text   string // to encode, if the file is opened without an error
 		want   string
 	}{
-		"40 Replaces":        {put("normalizer", sequence(40, replace("e", "ee"))), "", "normalizer: 40 components, at most 32"},
-		"30 Replaces":        {put("normalizer", sequence(30, replace("e", "ee"))), "e", "make more than 4128 bytes"},
-		"30 of a regex":      {put("normalizer", sequence(30, object{"type": "Replace", "pattern": object{"Regex": "e"}, "content": "ee"})), "eee", "make more than 4192 bytes"},
-		"a megabyte":         {put("normalizer", replace("e", long)), "", `normalizer, component 0 (Replace): content is "éé`},
-		"a kilobyte":         {put("normalizer", replace("e", long[:1000])), strings.Repeat("e", 5000), "make more than 164096 bytes (165000) of a text of 5000"},
-		"10,000 Prepends":    {put("normalizer", sequence(10000, object{"type": "Prepend", "prepend": "a"})), "", "normalizer: 10000 components"},
-		"a long Prepend":     {put("normalizer", object{"type": "Prepend", "prepend": long}), "", "(2097152 bytes), at most 1024"},
-		"30 ByteLevels":      {put("pre_tokenizer", sequence(30, object{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})), "é", "make more than 4160 bytes"},
-		"40 ByteLevels":      {put("pre_tokenizer", sequence(40, object{"type": "ByteLevel"})), "", "pre_tokenizer: 40 components"},
-		"40 decoders":        {put("decoder", sequence(40, replace("e", "ee"))), "", "decoder: 40 components"},
-		"a long pattern":     {put("pre_tokenizer", split(strings.Repeat("(", 1<<20))), "", "pre_tokenizer, component 0 (Split): the pattern is"},
-		"a long prefix":      {func(f object) { f["model"].(object)["continuing_subword_prefix"] = long }, "", "model.continuing_subword_prefix is"},
-		"a long added token": {put("added_tokens", []any{object{"id": 4, "content": long}}), "", "have more than 1048576 bytes"},
-		"a long eos":         {func(f object) { f["model"].(object)["type"] = long }, "", "(2097152 bytes)"},
+		"40 Replaces": {put("normalizer", sequence(40, replace("e", "ee"))), "",
+			"normalizer: 40 components, at most 32"},
+		"30 Replaces": {put("normalizer", sequence(30, replace("e", "ee"))), "e", "make more than 4128 bytes"},
+		"30 of a regex": {
+			put("normalizer",
+				sequence(30, object{"type": "Replace", "pattern": object{"Regex": "e"}, "content": "ee"})), "eee",
+			"make more than 4192 bytes"},
+		"a megabyte": {put("normalizer", replace("e", long)), "",
+			`normalizer, component 0 (Replace): content is "éé`},
+		"a kilobyte": {put("normalizer", replace("e", long[:1000])), strings.Repeat("e", 5000),
+			"make more than 164096 bytes (165000) of a text of 5000"},
+		"10,000 Prepends": {put("normalizer", sequence(10000, object{"type": "Prepend", "prepend": "a"})), "",
+			"normalizer: 10000 components"},
+		"a long Prepend": {put("normalizer", object{"type": "Prepend", "prepend": long}), "",
+			"(2097152 bytes), at most 1024"},
+		"30 ByteLevels": {
+			put("pre_tokenizer",
+				sequence(30, object{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})), "é",
+			"make more than 4160 bytes"},
+		"40 ByteLevels": {put("pre_tokenizer", sequence(40, object{"type": "ByteLevel"})), "",
+			"pre_tokenizer: 40 components"},
+		"40 decoders": {put("decoder", sequence(40, replace("e", "ee"))), "", "decoder: 40 components"},
+		"a long pattern": {put("pre_tokenizer", split(strings.Repeat("(", 1<<20))), "",
+			"pre_tokenizer, component 0 (Split): the pattern is"},
+		"a long prefix": {func(f object) { f["model"].(object)["continuing_subword_prefix"] = long }, "",
+			"model.continuing_subword_prefix is"},
+		"a long added token": {put("added_tokens", []any{object{"id": 4, "content": long}}), "",
+			"have more than 1048576 bytes"},
+		"a long eos": {func(f object) { f["model"].(object)["type"] = long }, "", "(2097152 bytes)"},
 	} {
 		f := small()
 		x.change(f)
@@ -81,7 +97,8 @@ func TestExponentialPatterns(t *testing.T) {
 			f[key] = p
 			tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
 			_, err := tok.Encode(nil, []byte(strings.Repeat("a", 200)))
-			if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "take more than 1150976 steps on a text of 200 bytes") {
+			if status.Of(err) != status.Unsupported ||
+				!strings.Contains(err.Error(), "take more than 1150976 steps on a text of 200 bytes") {
 				t.Errorf("%s in a %s: %v", pattern, key, err)
 			}
 			if _, err := tok.Encode(nil, []byte("ab")); err != nil {
@@ -97,13 +114,15 @@ func TestRepeatedKeys(t *testing.T) {
 		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"a":1},"merges":[]}}`,
 		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]},"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`,
 	} {
-		if _, err := Open(write(t, t.TempDir(), "tokenizer.json", text)); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "is there twice") {
+		if _, err := Open(write(t, t.TempDir(), "tokenizer.json", text)); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), "is there twice") {
 			t.Error(err)
 		}
 	}
 	dir := t.TempDir()
 	write(t, dir, "tokenizer_config.json", `{"eos_token": "a", "eos_token": "b"}`)
-	if _, err := Open(write(t, dir, "tokenizer.json", small())); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), `the key "eos_token" is there twice`) {
+	if _, err := Open(write(t, dir, "tokenizer.json", small())); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), `the key "eos_token" is there twice`) {
 		t.Error(err)
 	}
 }

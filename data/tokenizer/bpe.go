@@ -40,21 +40,28 @@ const (
 // newModel checks the model of a file and makes its tables.
 func newModel(f *modelFile, raw bool) (*model, error) {
 	if f.Type != "BPE" && !(f.Type == "" && f.Merges != nil) {
-		return nil, status.Errorf(status.Unsupported, "model: the type %s is not supported; %s", input.Quote(f.Type), notbuilt.TokenizerModels.Instead)
+		return nil, status.Errorf(status.Unsupported, "model: the type %s is not supported; %s", input.Quote(f.Type),
+			notbuilt.TokenizerModels.Instead)
 	}
 	if f.Dropout != 0 {
-		return nil, status.Errorf(status.Unsupported, "model.dropout = %v is not supported, because the ids of a text would be random; %s", f.Dropout, notbuilt.MergeDropout.Instead)
+		return nil, status.Errorf(status.Unsupported,
+			"model.dropout = %v is not supported, because the ids of a text would be random; %s", f.Dropout,
+			notbuilt.MergeDropout.Instead)
 	}
 	for field, text := range map[string]string{"continuing_subword_prefix": f.Prefix, "end_of_word_suffix": f.Suffix} {
 		if len(text) > maxContent {
-			return nil, status.Errorf(status.Unsupported, "model.%s is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand", field, input.Quote(text), maxContent)
+			return nil, status.Errorf(status.Unsupported,
+				"model.%s is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
+				field, input.Quote(text), maxContent)
 		}
 	}
-	m := &model{vocab: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: unkNone, fuseUnk: f.FuseUnk, byteFallback: f.ByteFallback, ignoreMerges: f.IgnoreMerges,
-		prefix: f.Prefix, suffix: f.Suffix, raw: raw, astral: map[rune]int32{}}
+	m := &model{vocab: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: unkNone, fuseUnk: f.FuseUnk,
+		byteFallback: f.ByteFallback, ignoreMerges: f.IgnoreMerges, prefix: f.Prefix, suffix: f.Suffix, raw: raw,
+		astral: map[rune]int32{}}
 	for s, id := range f.Vocab {
 		if id < 0 {
-			return nil, status.Errorf(status.InvalidConfig, "model.vocab: %s has the id %d; use ids from 0 on", input.Quote(s), id)
+			return nil, status.Errorf(status.InvalidConfig, "model.vocab: %s has the id %d; use ids from 0 on",
+				input.Quote(s), id)
 		}
 		m.names[id] = s
 	}
@@ -91,12 +98,16 @@ func (m *model) addRules(f *modelFile) error {
 	for rank, pair := range f.Merges {
 		a, b := m.id(pair[0]), m.id(pair[1])
 		if a < 0 || b < 0 || len(pair[1]) < len(m.prefix) {
-			return status.Errorf(status.InvalidConfig, "model.merges: merge %d joins %s and %s, which are not both in the vocabulary; add them to model.vocab", rank+1, input.Quote(pair[0]), input.Quote(pair[1]))
+			return status.Errorf(status.InvalidConfig,
+				"model.merges: merge %d joins %s and %s, which are not both in the vocabulary; add them to model.vocab",
+				rank+1, input.Quote(pair[0]), input.Quote(pair[1]))
 		}
 		joined := pair[0] + pair[1][len(m.prefix):]
 		id := m.id(joined)
 		if id < 0 {
-			return status.Errorf(status.InvalidConfig, "model.merges: merge %d makes %s, which is not in the vocabulary; add it to model.vocab", rank+1, input.Quote(joined))
+			return status.Errorf(status.InvalidConfig,
+				"model.merges: merge %d makes %s, which is not in the vocabulary; add it to model.vocab", rank+1,
+				input.Quote(joined))
 		}
 		m.rules.put(a, b, uint64(rank)<<32|uint64(uint32(id)))
 		left, _ := utf8.DecodeLastRuneInString(pair[0])
@@ -203,7 +214,9 @@ func (m *model) symbols(dst []int32, word []byte) ([]int32, error) {
 			}
 		}
 		if m.unk == unkMissing {
-			return dst, status.Errorf(status.InvalidConfig, "tokenizer: %q needs the unk_token %s, which is not in the vocabulary; add it to model.vocab", string(r), input.Quote(m.unkName))
+			return dst, status.Errorf(status.InvalidConfig,
+				"tokenizer: %q needs the unk_token %s, which is not in the vocabulary; add it to model.vocab",
+				string(r), input.Quote(m.unkName))
 		}
 		if pending >= 0 && !m.fuseUnk {
 			dst = append(dst, pending)

@@ -32,7 +32,8 @@ func checkConfig(folder string, has func(token string) bool) error {
 	for _, id := range slices.Sorted(maps.Keys(c.Added)) {
 		token := c.Added[id].Content
 		if !has(token) {
-			return status.Errorf(status.InvalidConfig, "%s: added_tokens_decoder has %s, and tokenizer.json does not; write both with AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers",
+			return status.Errorf(status.InvalidConfig,
+				"%s: added_tokens_decoder has %s, and tokenizer.json does not; write both with AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers",
 				path, input.Quote(token))
 		}
 	}

@@ -58,7 +58,8 @@ func newDecoder(p component) (decoder, error) {
 			return t
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "decoder: %s is not supported; %s", input.Quote(p.Kind), notbuilt.Decoders.Instead)
+	return nil, status.Errorf(status.Unsupported, "decoder: %s is not supported; %s", input.Quote(p.Kind),
+		notbuilt.Decoders.Instead)
 }
 
 // decodeByteLevel replaces letters by the bytes that they stand for, and joins the tokens.

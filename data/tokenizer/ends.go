@@ -88,14 +88,19 @@ func (t *Tokenizer) Ends(dst []int, text []byte, ids []int32) ([]int, error) {
 		if !added {
 			var ok bool
 			if end, ok = t.wordEnd(text, at, id, word); !ok {
-				return dst, status.Errorf(status.Unsupported, "tokenizer: token %d of a text, %d, does not spell the text at byte %d, because the tokenizer changes the text", i, id, at)
+				return dst,
+					status.Errorf(status.Unsupported,
+						"tokenizer: token %d of a text, %d, does not spell the text at byte %d, because the tokenizer changes the text",
+						i, id, at)
 			}
 		}
 		at, word = end, added
 		dst = append(dst, at)
 	}
 	if at != len(text) {
-		return dst, status.Errorf(status.Unsupported, "tokenizer: the tokens of a text spell %d of its %d bytes, because the tokenizer changes the text", at, len(text))
+		return dst, status.Errorf(status.Unsupported,
+			"tokenizer: the tokens of a text spell %d of its %d bytes, because the tokenizer changes the text", at,
+			len(text))
 	}
 	return dst, nil
 }

@@ -9,7 +9,8 @@ import (
 // The ends of tokens ascend to the end of the text, and each token alone, where its text is not
 // empty, spells its part of the text.
 func TestEnds(t *testing.T) {
-	for _, name := range []string{"gpt2", "llama3", "qwen2", "qwen3_5", "o200k", "deepseek", "gemma", "llama2", "mistral"} {
+	for _, name := range []string{"gpt2", "llama3", "qwen2", "qwen3_5", "o200k", "deepseek", "gemma", "llama2",
+		"mistral"} {
 		tok := open(t, filepath.Join(goldens(), name))
 		texts := texts(t)
 		spelled := 0
@@ -49,7 +50,8 @@ func TestEnds(t *testing.T) {
 func TestEndsOfAddedWords(t *testing.T) {
 	f := small()
 	f["normalizer"] = object{"type": "Replace", "pattern": object{"String": " "}, "content": "▁"}
-	f["added_tokens"] = []any{object{"id": 6, "content": "<end>", "special": true}, object{"id": 5, "content": "▁▁", "special": false}}
+	f["added_tokens"] = []any{object{"id": 6, "content": "<end>", "special": true},
+		object{"id": 5, "content": "▁▁", "special": false}}
 	m := f["model"].(object)
 	m["vocab"] = object{"a": 0, "b": 1, "ab": 2, "c": 3, "▁": 4, "▁▁": 5}
 	m["merges"] = []any{[]any{"a", "b"}, []any{"▁", "▁"}}

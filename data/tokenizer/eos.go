@@ -26,8 +26,10 @@ type eosFields struct {
 // special_tokens_map.json, generation_config.json, config.json. A token or id that the tokenizer
 // does not have is an error, because without a mark documents would be joined unnoticed. lookup
 // returns the id of a token; ids are less than size.
-func findEOS(folder string, lookup func(token string) (id int32, ok bool), size int64) (eos int32, files []string, err error) {
-	for _, name := range []string{"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"} {
+func findEOS(folder string, lookup func(token string) (id int32, ok bool), size int64) (eos int32, files []string,
+	err error) {
+	for _, name := range []string{"tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+		"config.json"} {
 		path := filepath.Join(folder, name)
 		text, err := input.Read(path, input.MaxConfig)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +58,8 @@ func findEOS(folder string, lookup func(token string) (id int32, ok bool), size 
 }
 
 func isSet(raw json.RawMessage) bool {
-	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("[]")) && !bytes.Equal(raw, []byte(`""`))
+	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("[]")) &&
+		!bytes.Equal(raw, []byte(`""`))
 }
 
 func eosOfToken(path string, raw json.RawMessage, lookup func(string) (int32, bool)) (int32, error) {
@@ -66,13 +69,16 @@ func eosOfToken(path string, raw json.RawMessage, lookup func(string) (int32, bo
 			Content string `json:"content"`
 		}
 		if err := input.JSON(raw, &object); err != nil {
-			return -1, status.Errorf(status.InvalidConfig, "%s: eos_token is neither a string nor an object with content: %w", path, err)
+			return -1, status.Errorf(status.InvalidConfig,
+				"%s: eos_token is neither a string nor an object with content: %w", path, err)
 		}
 		token = object.Content
 	}
 	id, ok := lookup(token)
 	if !ok {
-		return -1, status.Errorf(status.InvalidConfig, "%s: the tokenizer does not have the eos_token %s; set eos_token to a token of the tokenizer", path, input.Quote(token))
+		return -1, status.Errorf(status.InvalidConfig,
+			"%s: the tokenizer does not have the eos_token %s; set eos_token to a token of the tokenizer", path,
+			input.Quote(token))
 	}
 	return id, nil
 }
@@ -83,10 +89,13 @@ func eosOfID(path string, raw json.RawMessage, size int64) (int32, error) {
 	if json.Unmarshal(raw, &ids) == nil {
 		id = ids[0]
 	} else if err := input.JSON(raw, &id); err != nil {
-		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token_id is neither a number nor a list of numbers: %w", path, err)
+		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token_id is neither a number nor a list of numbers: %w",
+			path, err)
 	}
 	if id < 0 || id >= size {
-		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token_id is %d, the tokenizer has the ids 0 to %d; set eos_token_id to one of them", path, id, size-1)
+		return -1, status.Errorf(status.InvalidConfig,
+			"%s: eos_token_id is %d, the tokenizer has the ids 0 to %d; set eos_token_id to one of them", path,
+			id, size-1)
 	}
 	return int32(id), nil
 }

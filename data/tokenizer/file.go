@@ -132,7 +132,8 @@ func (p patternFile) program() (*program, error) {
 		}
 		return compileNode(all)
 	}
-	return nil, status.Errorf(status.InvalidConfig, "a pattern is neither {\"String\": …} nor {\"Regex\": …}; set one of them")
+	return nil, status.Errorf(status.InvalidConfig,
+		"a pattern is neither {\"String\": …} nor {\"Regex\": …}; set one of them")
 }
 
 // readComponent decodes a normalizer, pre-tokenizer or decoder; nil if the file has null or
@@ -166,18 +167,22 @@ func flat(p *component, members func(*component) []component) []component {
 // checkComponents refuses components that could use unlimited time or memory on a text.
 func checkComponents(what string, components []component) error {
 	if n := len(components); n > maxComponents {
-		return status.Errorf(status.Unsupported, "%s: %d components, at most %d are supported; tokenize with the `tokenizers` package beforehand", what, n, maxComponents)
+		return status.Errorf(status.Unsupported,
+			"%s: %d components, at most %d are supported; tokenize with the `tokenizers` package beforehand", what, n,
+			maxComponents)
 	}
 	for i, p := range components {
 		for field, text := range map[string]string{"content": p.Content, "prepend": p.Prepend} {
 			if len(text) > maxContent {
-				return status.Errorf(status.Unsupported, "%s, component %d (%s): %s is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
+				return status.Errorf(status.Unsupported,
+					"%s, component %d (%s): %s is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
 					what, i, input.Short(p.Kind), field, input.Quote(text), maxContent)
 			}
 		}
 		for _, pattern := range []*string{p.Pattern.String, p.Pattern.Regex} {
 			if pattern != nil && len(*pattern) > maxPattern {
-				return status.Errorf(status.Unsupported, "%s, component %d (%s): the pattern is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
+				return status.Errorf(status.Unsupported,
+					"%s, component %d (%s): the pattern is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
 					what, i, input.Short(p.Kind), input.Quote(*pattern), maxPattern)
 			}
 		}

@@ -105,7 +105,8 @@ func TestGoldens(t *testing.T) {
 	all := texts(t)
 	for _, file := range files {
 		t.Run(filepath.Base(filepath.Dir(file)), func(t *testing.T) {
-			if _, err := Open(file); os.Getenv("ULYSSES_TOKENIZER_GOLDENS") != "" && status.Of(err) == status.Unsupported {
+			if _, err := Open(file); os.Getenv("ULYSSES_TOKENIZER_GOLDENS") != "" &&
+				status.Of(err) == status.Unsupported {
 				t.Skip(err)
 			}
 			tok := open(t, filepath.Dir(file))

@@ -44,7 +44,8 @@ func TestDecodeReturnsTheText(t *testing.T) {
 // them are the concatenated ids of the documents.
 func TestSpecialTokensSeparate(t *testing.T) {
 	all := texts(t)
-	for name, mark := range map[string]string{"gpt2": "<|endoftext|>", "llama2": "</s>", "gemma": "<eos>", "deepseek": "<｜end▁of▁sentence｜>"} {
+	for name, mark := range map[string]string{"gpt2": "<|endoftext|>", "llama2": "</s>", "gemma": "<eos>",
+		"deepseek": "<｜end▁of▁sentence｜>"} {
 		tok := open(t, filepath.Join(goldens(), name))
 		end := encode(t, tok, []byte(mark))
 		if len(end) != 1 {
@@ -128,7 +129,8 @@ func TestGoroutines(t *testing.T) {
 // A text that is eight times as long takes at most twelve times the steps of patterns and merging,
 // also if it has few words. With n·log n the factor is ten, with n² sixty-four.
 func TestStepsGrowWithTheText(t *testing.T) {
-	units := []string{"a", "A", " ", "\n", " \n", "1", "!", "é", "e\u0301", "天", "👍", "<", "<|", "▁", "'s", "ab", "aB", " a", "\t ", "\r"}
+	units := []string{"a", "A", " ", "\n", " \n", "1", "!", "é", "e\u0301", "天", "👍", "<", "<|", "▁", "'s", "ab", "aB",
+		" a", "\t ", "\r"}
 	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
 	steps := func(tok *Tokenizer, text string) int64 {
 		tok.idle = nil // an empty cache
@@ -162,7 +164,8 @@ func TestMergeShortAndLong(t *testing.T) {
 	}
 	for range 3000 {
 		at := rng.IntN(len(book) - 100)
-		symbols, err := tok.model.symbols(nil, bytes.ReplaceAll(validUTF8(book[at:at+2+rng.IntN(60)]), []byte(" "), []byte("▁")))
+		symbols, err := tok.model.symbols(nil,
+			bytes.ReplaceAll(validUTF8(book[at:at+2+rng.IntN(60)]), []byte(" "), []byte("▁")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,8 +205,10 @@ func TestWordCache(t *testing.T) {
 // Invalid UTF-8 is replaced as by Python.
 func TestInvalidUTF8(t *testing.T) {
 	for in, want := range map[string]string{
-		"a\xffb": "a\ufffdb", "\xe2\x82": "\ufffd", "\xf0\x9f\x98\xff": "\ufffd\ufffd", "\xed\xa0\x80": "\ufffd\ufffd\ufffd", "\xc0\x80": "\ufffd\ufffd",
-		"\xf4\x90\x80\x80": "\ufffd\ufffd\ufffd\ufffd", "ok": "ok", "\ufffd": "\ufffd", "\xe4\xbd\xe4\xbd\xa0": "\ufffd你",
+		"a\xffb": "a\ufffdb", "\xe2\x82": "\ufffd", "\xf0\x9f\x98\xff": "\ufffd\ufffd",
+		"\xed\xa0\x80": "\ufffd\ufffd\ufffd", "\xc0\x80": "\ufffd\ufffd",
+		"\xf4\x90\x80\x80": "\ufffd\ufffd\ufffd\ufffd", "ok": "ok", "\ufffd": "\ufffd",
+		"\xe4\xbd\xe4\xbd\xa0": "\ufffd你",
 	} {
 		if got := string(validUTF8([]byte(in))); got != want {
 			t.Errorf("%q: %q, not %q", in, got, want)
@@ -213,7 +218,8 @@ func TestInvalidUTF8(t *testing.T) {
 
 // Each byte token that is not UTF-8 is decoded to U+FFFD. Other tokens do not change.
 func TestInvalidByteTokens(t *testing.T) {
-	for in, want := range map[string]string{"a <0xE2> <0x82> b": "a\ufffd\ufffdb", "<0xE2> <0x82> <0xAC>": "€", "<0x41> <0xFF>": "\ufffd\ufffd", "<0xZZ> <0x4>": "<0xZZ><0x4>"} {
+	for in, want := range map[string]string{"a <0xE2> <0x82> b": "a\ufffd\ufffdb", "<0xE2> <0x82> <0xAC>": "€",
+		"<0x41> <0xFF>": "\ufffd\ufffd", "<0xZZ> <0x4>": "<0xZZ><0x4>"} {
 		if got := strings.Join(decodeBytes(strings.Fields(in)), ""); got != want {
 			t.Errorf("%s: %q, not %q", in, got, want)
 		}

@@ -37,7 +37,8 @@ func (m *model) encode(w *merger, dst []int32, word []byte) ([]int32, error) {
 		return m.mergeWord(w, dst, word)
 	}
 	if len(word) > math.MaxInt32 {
-		return dst, status.Errorf(status.Unsupported, "tokenizer: a word has %d bytes, which is more than 2 GiB; divide the text into documents", len(word))
+		return dst, status.Errorf(status.Unsupported,
+			"tokenizer: a word has %d bytes, which is more than 2 GiB; divide the text into documents", len(word))
 	}
 	// No merge crosses the boundary between two known characters that no rule merges. So the word
 	// can be split there.

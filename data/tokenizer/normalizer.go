@@ -56,7 +56,8 @@ func newNormalizer(p component) (normalizer, error) {
 			return segment{out, len(toByteLevel(nil, x.text[:x.first]))}, nil
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "normalizer: %s is not supported; %s", input.Quote(p.Kind), notbuilt.Normalizers.Instead)
+	return nil, status.Errorf(status.Unsupported, "normalizer: %s is not supported; %s", input.Quote(p.Kind),
+		notbuilt.Normalizers.Instead)
 }
 
 // inForm returns the normalizer of a normal form.
@@ -172,7 +173,9 @@ func replaced(x segment, content string, limit int, next func(at int) (start, en
 			break
 		}
 		if start == end {
-			return x, status.Errorf(status.Unsupported, "tokenizer: the pattern of a Replace normalizer with the content %s has an empty match, which is not supported; %s", input.Quote(content), notbuilt.EmptyReplacements.Instead)
+			return x, status.Errorf(status.Unsupported,
+				"tokenizer: the pattern of a Replace normalizer with the content %s has an empty match, which is not supported; %s",
+				input.Quote(content), notbuilt.EmptyReplacements.Instead)
 		}
 		keep(start)
 		if out = append(out, content...); limit > 0 && len(out) > limit {

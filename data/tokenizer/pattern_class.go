@@ -122,8 +122,10 @@ func (p *parser) property(s *set, not bool) {
 	if inner, ok := strings.CutPrefix(name, "^"); ok {
 		name, not = inner, !not
 	}
-	long := map[string]string{"Letter": "L", "Number": "N", "Mark": "M", "Punctuation": "P", "Symbol": "S", "Separator": "Z", "Digit": "Nd",
-		"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm", "Other_Letter": "Lo"}
+	long := map[string]string{"Letter": "L", "Number": "N", "Mark": "M", "Punctuation": "P", "Symbol": "S",
+		"Separator": "Z", "Digit": "Nd",
+		"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm",
+		"Other_Letter": "Lo"}
 	if l, ok := long[name]; ok {
 		name = l
 	}

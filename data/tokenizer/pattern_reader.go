@@ -26,7 +26,9 @@ type parser struct {
 // refuse records an error, unless there is one, and moves to the end of the pattern.
 func (p *parser) refuse(what string) {
 	if p.err == nil {
-		p.err = status.Errorf(status.Unsupported, "the pattern %s uses %s (near character %d), which is not supported; %s", input.Quote(string(p.src)), what, p.at, notbuilt.Patterns.Instead)
+		p.err = status.Errorf(status.Unsupported,
+			"the pattern %s uses %s (near character %d), which is not supported; %s", input.Quote(string(p.src)), what,
+			p.at, notbuilt.Patterns.Instead)
 	}
 	p.at = len(p.src)
 }

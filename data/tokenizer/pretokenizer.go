@@ -45,7 +45,9 @@ func checkMetaspace(normalizers, preTokenizers []component) error {
 		}
 		for _, n := range normalizers {
 			if strings.HasPrefix(n.Kind, "NF") {
-				return status.Errorf(status.Unsupported, "pre_tokenizer: Metaspace with the prepend_scheme \"first\" after %s and the normalizer %s is not supported; %s", preTokenizers[i-1].Kind, n.Kind, notbuilt.LateMetaspace.Instead)
+				return status.Errorf(status.Unsupported,
+					"pre_tokenizer: Metaspace with the prepend_scheme \"first\" after %s and the normalizer %s is not supported; %s",
+					preTokenizers[i-1].Kind, n.Kind, notbuilt.LateMetaspace.Instead)
 			}
 		}
 	}
@@ -93,7 +95,8 @@ func newPreTokenizer(p component) (preTokenizer, error) {
 		})
 		return &splitter{prog: prog, how: removed, invert: true}, err
 	}
-	return nil, status.Errorf(status.Unsupported, "pre_tokenizer: %s is not supported; %s", input.Quote(p.Kind), notbuilt.PreTokenizers.Instead)
+	return nil, status.Errorf(status.Unsupported, "pre_tokenizer: %s is not supported; %s", input.Quote(p.Kind),
+		notbuilt.PreTokenizers.Instead)
 }
 
 func classSplitter(b bits, how behavior) (preTokenizer, error) {
@@ -118,7 +121,8 @@ func behaviorOf(name string) (behavior, error) {
 			return behavior(i), nil
 		}
 	}
-	return 0, status.Errorf(status.Unsupported, "pre_tokenizer: the behavior %s is not supported; %s", input.Quote(name), notbuilt.SplitBehaviors.Instead)
+	return 0, status.Errorf(status.Unsupported, "pre_tokenizer: the behavior %s is not supported; %s",
+		input.Quote(name), notbuilt.SplitBehaviors.Instead)
 }
 
 // splitter splits at the matches of a pattern; with invert, at the text between the matches.
@@ -244,7 +248,9 @@ func newMetaspace(p component) (preTokenizer, error) {
 	x := &metaspace{letter: p.Replacement}
 	r, n := utf8.DecodeRuneInString(x.letter)
 	if n == 0 || n != len(x.letter) {
-		return nil, status.Errorf(status.InvalidConfig, "pre_tokenizer: Metaspace: the replacement %s is not one character; set it to \"▁\"", input.Quote(p.Replacement))
+		return nil, status.Errorf(status.InvalidConfig,
+			"pre_tokenizer: Metaspace: the replacement %s is not one character; set it to \"▁\"",
+			input.Quote(p.Replacement))
 	}
 	switch p.PrependScheme {
 	case "always", "":
@@ -253,11 +259,15 @@ func newMetaspace(p component) (preTokenizer, error) {
 		x.first = true
 	case "never":
 	default:
-		return nil, status.Errorf(status.Unsupported, "pre_tokenizer: Metaspace: the prepend_scheme %s is not supported; %s", input.Quote(p.PrependScheme), notbuilt.PrependSchemes.Instead)
+		return nil, status.Errorf(status.Unsupported,
+			"pre_tokenizer: Metaspace: the prepend_scheme %s is not supported; %s", input.Quote(p.PrependScheme),
+			notbuilt.PrependSchemes.Instead)
 	}
 	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace {
 		if p.PrependScheme != "never" {
-			return nil, status.Errorf(status.InvalidConfig, "pre_tokenizer: Metaspace: add_prefix_space = false contradicts prepend_scheme = %s; remove add_prefix_space", input.Quote(p.PrependScheme))
+			return nil, status.Errorf(status.InvalidConfig,
+				"pre_tokenizer: Metaspace: add_prefix_space = false contradicts prepend_scheme = %s; remove add_prefix_space",
+				input.Quote(p.PrependScheme))
 		}
 	}
 	if p.SplitWords == nil || *p.SplitWords {
@@ -272,7 +282,8 @@ func newMetaspace(p component) (preTokenizer, error) {
 
 func (x *metaspace) split(m *matcher, buf *[]byte, p segment, emit func(segment) error) error {
 	out, first := (*buf)[:0], 0
-	begins := len(p.text) > 0 && (p.text[0] == ' ' || len(p.text) >= len(x.letter) && string(p.text[:len(x.letter)]) == x.letter)
+	begins := len(p.text) > 0 &&
+		(p.text[0] == ' ' || len(p.text) >= len(x.letter) && string(p.text[:len(x.letter)]) == x.letter)
 	if len(p.text) > 0 && !begins && (x.always || x.first && p.first > 0) {
 		out = append(out, x.letter...)
 	}

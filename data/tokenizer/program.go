@@ -76,7 +76,8 @@ func (p *program) add(i inst) int {
 // emit appends the code of a node.
 func (p *program) emit(n node) error {
 	if len(p.code) > longestProgram {
-		return status.Errorf(status.Unsupported, "more than %d steps, which is not supported; split by a shorter pattern", longestProgram)
+		return status.Errorf(status.Unsupported,
+			"more than %d steps, which is not supported; split by a shorter pattern", longestProgram)
 	}
 	switch n := n.(type) {
 	case *set:
@@ -103,7 +104,8 @@ func (p *program) emit(n node) error {
 		in := inst{op: opLook, not: n.not}
 		if n.behind {
 			if in.behind = lengths(n.body); in.behind == nil {
-				return status.Errorf(status.Unsupported, "a lookbehind whose length is not fixed is not supported; use one of fixed length")
+				return status.Errorf(status.Unsupported,
+					"a lookbehind whose length is not fixed is not supported; use one of fixed length")
 			}
 		}
 		return p.emitInner(in, n.body)
@@ -124,7 +126,8 @@ func (p *program) emitInner(in inst, body node) error {
 
 func (p *program) emitAlt(n alt) error {
 	if len(n) > 64 {
-		return status.Errorf(status.Unsupported, "more than 64 alternatives in one group are not supported; divide the group")
+		return status.Errorf(status.Unsupported,
+			"more than 64 alternatives in one group are not supported; divide the group")
 	}
 	in := inst{op: opAlt, masks: new([257]uint64)}
 	for i, x := range n {

@@ -79,7 +79,9 @@ func Open(path string) (*Tokenizer, error) {
 	}
 	text, err := input.Read(path, input.MaxTokenizer)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, status.Errorf(status.IO, "tokenizer: there is no %s (%w); name a tokenizer.json or its folder, which save_pretrained of a fast tokenizer writes", path, err)
+		return nil, status.Errorf(status.IO,
+			"tokenizer: there is no %s (%w); name a tokenizer.json or its folder, which save_pretrained of a fast tokenizer writes",
+			path, err)
 	} else if err != nil {
 		return nil, status.Errorf(status.IO, "tokenizer: %w", err)
 	}
@@ -99,7 +101,8 @@ func (t *Tokenizer) read(text []byte) error {
 		return status.Errorf(status.InvalidConfig, "the file is not a tokenizer.json: %w", err)
 	}
 	if f.Version != "" && f.Version != "1.0" {
-		return status.Errorf(status.Unsupported, "version %s of the format is not supported; write the file in version 1.0", input.Quote(f.Version))
+		return status.Errorf(status.Unsupported,
+			"version %s of the format is not supported; write the file in version 1.0", input.Quote(f.Version))
 	}
 	p, err := f.pipeline()
 	if err != nil {
@@ -239,7 +242,8 @@ func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 		if err != nil {
 			return err
 		}
-		return t.added.split(&t.added.normalized, &t.norm, p, func(p segment) error { return t.preTokenize(s, 0, p) }, token)
+		return t.added.split(&t.added.normalized, &t.norm, p, func(p segment) error { return t.preTokenize(s, 0, p) },
+			token)
 	}, token)
 	if err == nil && s.matcher.exceeded() {
 		err = tooSlow(s.matcher.text)

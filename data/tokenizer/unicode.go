@@ -26,7 +26,8 @@ var categories = strings.Fields("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi
 
 // otherClasses are the other classes of classes.txt: \w of the regex engine outside and inside
 // brackets, scripts, and the tests of characters that the package has from other sources.
-var otherClasses = strings.Fields("regex_word regex_set_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
+var otherClasses = strings.Fields(
+	"regex_word regex_set_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
 
 // classTable maps code points to bits, by blocks of 256. Equal blocks are stored once.
 type classTable struct {

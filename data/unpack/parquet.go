@@ -42,7 +42,8 @@ func parquetLines(w io.Writer, in io.ReaderAt, size int64, fields []string) (err
 		for _, c := range f.Root().Columns() {
 			names = append(names, strconv.Quote(c.Name()))
 		}
-		return status.Errorf(status.InvalidConfig, "there is none of the columns %s among %s; set data.text_field to a column with text",
+		return status.Errorf(status.InvalidConfig,
+			"there is none of the columns %s among %s; set data.text_field to a column with text",
 			strings.Join(fields, ", "), strings.Join(names[:min(len(names), 12)], ", "))
 	}
 	out := bufio.NewWriterSize(w, 1<<20)
@@ -68,7 +69,8 @@ type node struct {
 }
 
 func newNode(c *parquet.Column) *node {
-	n := &node{name: c.Name(), optional: c.Optional(), repeated: c.Repeated(), def: c.MaxDefinitionLevel(), rep: c.MaxRepetitionLevel(), leaf: -1}
+	n := &node{name: c.Name(), optional: c.Optional(), repeated: c.Repeated(), def: c.MaxDefinitionLevel(),
+		rep: c.MaxRepetitionLevel(), leaf: -1}
 	for _, child := range c.Columns() {
 		n.children = append(n.children, newNode(child))
 	}
@@ -101,9 +103,12 @@ func refuse(chunks []format.ColumnChunk, roots []*node) error {
 			name := strings.Join(m.PathInSchema, ".")
 			switch {
 			case m.Codec == format.Lz4Raw, m.Codec == format.Lz4: // text is lost unless a page shrinks to a third
-				return status.Errorf(status.Unsupported, "column %s: the compression LZ4 is not supported; write the file with zstd or snappy", name)
+				return status.Errorf(status.Unsupported,
+					"column %s: the compression LZ4 is not supported; write the file with zstd or snappy", name)
 			case m.Type == format.Boolean && inRuns(m):
-				return status.Errorf(status.Unsupported, "column %s: booleans in the encoding RLE are not supported; write the file with data pages of version 1.0", name)
+				return status.Errorf(status.Unsupported,
+					"column %s: booleans in the encoding RLE are not supported; write the file with data pages of version 1.0",
+					name)
 			}
 		}
 	}

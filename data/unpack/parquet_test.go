@@ -21,7 +21,9 @@ func TestLZ4(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	schema := parquet.NewSchema("rows", parquet.Group{"text": parquet.Compressed(parquet.String(), &parquet.Lz4Raw), "other": parquet.Compressed(parquet.String(), &parquet.Snappy)})
+	schema := parquet.NewSchema("rows",
+		parquet.Group{"text": parquet.Compressed(parquet.String(), &parquet.Lz4Raw),
+			"other": parquet.Compressed(parquet.String(), &parquet.Snappy)})
 	w := parquet.NewGenericWriter[map[string]any](f, schema)
 	if _, err := w.Write([]map[string]any{{"text": "a", "other": "b"}}); err != nil {
 		t.Fatal(err)
@@ -31,7 +33,8 @@ func TestLZ4(t *testing.T) {
 	}
 	f.Close()
 	want := "column text: the compression LZ4 is not supported; write the file with zstd or snappy"
-	if _, err := Open(path, []string{"text"}); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), want) {
+	if _, err := Open(path, []string{"text"}); status.Of(err) != status.Unsupported ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %s", err, want)
 	}
 	out, err := Open(path, []string{"other"})
@@ -51,13 +54,16 @@ func TestBooleans(t *testing.T) {
 	for _, x := range []struct {
 		encoding encoding.Encoding
 		want     string
-	}{{&parquet.Plain, `{"text":"a","train":true}`}, {&parquet.RLE, "column train: booleans in the encoding RLE are not supported"}} {
+	}{{&parquet.Plain, `{"text":"a","train":true}`},
+		{&parquet.RLE, "column train: booleans in the encoding RLE are not supported"}} {
 		path := filepath.Join(t.TempDir(), "rows.parquet")
 		f, err := os.Create(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		schema := parquet.NewSchema("rows", parquet.Group{"text": parquet.String(), "train": parquet.Encoded(parquet.Leaf(parquet.BooleanType), x.encoding)})
+		schema := parquet.NewSchema("rows",
+			parquet.Group{"text": parquet.String(),
+				"train": parquet.Encoded(parquet.Leaf(parquet.BooleanType), x.encoding)})
 		w := parquet.NewGenericWriter[row](f, schema)
 		if _, err := w.Write([]row{{"a", true}, {"b", true}, {"c", false}}); err != nil {
 			t.Fatal(err)

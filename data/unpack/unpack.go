@@ -90,7 +90,8 @@ func expand(in *os.File, ext string, fields []string) (*os.File, error) {
 	}
 	out, err := os.CreateTemp("", "ulysses-data-*")
 	if err != nil {
-		return nil, status.Errorf(status.IO, "no temporary file for the expanded data: %w; set TMPDIR to a folder with room", err)
+		return nil, status.Errorf(status.IO,
+			"no temporary file for the expanded data: %w; set TMPDIR to a folder with room", err)
 	}
 	os.Remove(out.Name())
 	w := &limited{out: out, left: maxGrowth*info.Size() + minLimit}
@@ -108,7 +109,9 @@ func expand(in *os.File, ext string, fields []string) (*os.File, error) {
 	out.Close()
 	var failed *writeError
 	if errors.As(err, &failed) {
-		return nil, status.Errorf(status.IO, "the expanded data cannot be written to %s: %w; set TMPDIR to a folder with room", os.TempDir(), failed.error)
+		return nil, status.Errorf(status.IO,
+			"the expanded data cannot be written to %s: %w; set TMPDIR to a folder with room", os.TempDir(),
+			failed.error)
 	}
 	if status.Of(err) != status.Internal {
 		return nil, err
@@ -127,7 +130,8 @@ type writeError struct{ error }
 
 func (w *limited) Write(b []byte) (int, error) {
 	if w.left -= int64(len(b)); w.left < 0 {
-		return 0, status.Errorf(status.Unsupported, "the file expands to more than %d times its size; expand it yourself", maxGrowth)
+		return 0, status.Errorf(status.Unsupported,
+			"the file expands to more than %d times its size; expand it yourself", maxGrowth)
 	}
 	n, err := w.out.Write(b)
 	if err != nil {
@@ -173,7 +177,8 @@ func gunzip(w io.Writer, in io.Reader) error {
 const maxWindow = 256 << 20
 
 func unzstd(w io.Writer, in io.Reader) error {
-	r, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderMaxWindow(maxWindow))
+	r, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxWindow),
+		zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
 		return fmt.Errorf("zstd: %w", err)
 	}

@@ -48,7 +48,8 @@ type method struct {
 }
 
 // byValue are the argument structs of the methods whose parameters are not a pointer to a struct.
-var byValue = []any{device.Copy{}, device.Fill{}, device.Add{}, device.Scale{}, device.ColumnSum{}, device.Sum{}, device.SumSquares{}}
+var byValue = []any{device.Copy{}, device.Fill{}, device.Add{}, device.Scale{}, device.ColumnSum{}, device.Sum{},
+	device.SumSquares{}}
 
 // methods returns the operations in alphabetical order, the order of their numbers.
 func methods() []method {
@@ -69,7 +70,8 @@ func methods() []method {
 			}
 		}
 		if len(all) == 0 || all[len(all)-1].name != m.Name {
-			panic(fmt.Sprintf("generate: %s has no pointer to a struct as parameter: add its argument struct to byValue", m.Name))
+			panic(fmt.Sprintf(
+				"generate: %s has no pointer to a struct as parameter: add its argument struct to byValue", m.Name))
 		}
 	}
 	return all
@@ -101,7 +103,8 @@ func calls() []byte {
 			}
 			given = given[2:]
 		}
-		p("Op%s: operation(%q, %s{}, func(d Ops, s Stream, args unsafe.Pointer) error {\na := (*%s)(args)\nreturn d.%s(s, %s)\n}),", m.name, m.name, m.args.Name(), m.args.Name(), m.name, given)
+		p("Op%s: operation(%q, %s{}, func(d Ops, s Stream, args unsafe.Pointer) error {\na := (*%s)(args)\nreturn d.%s(s, %s)\n}),",
+			m.name, m.name, m.args.Name(), m.args.Name(), m.name, given)
 	}
 	p("}\n\n// Calls has the operations of Ops as methods, which pass them all to one function. A device\n" +
 		"// that embeds it has no code for single operations.\ntype Calls struct {\n" +
@@ -117,7 +120,8 @@ func calls() []byte {
 		"func NewCalls(enqueue func(s Stream, op Op, args unsafe.Pointer) error) Calls { return Calls{enqueue: enqueue} }\n")
 	for _, m := range all {
 		if !m.byValue {
-			p("func (c *Calls) %s(s Stream, a *%s) error { return c.enqueue(s, Op%s, unsafe.Pointer(a)) }\n", m.name, m.args.Name(), m.name)
+			p("func (c *Calls) %s(s Stream, a *%s) error { return c.enqueue(s, Op%s, unsafe.Pointer(a)) }\n", m.name,
+				m.args.Name(), m.name)
 			continue
 		}
 		params, names := "", ""
@@ -145,7 +149,8 @@ func header() []byte {
 	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	all := methods()
 	p("// %s\n//\n// The operations and their arguments, the structs of package device, byte for byte.\n"+
-		"// device/ops.go, delta.go and experts.go document them. kernels.h includes this file.\n// clang-format off\n", notice)
+		"// device/ops.go, delta.go and experts.go document them. kernels.h includes this file.\n// clang-format off\n",
+		notice)
 	done := map[reflect.Type]bool{}
 	var emit func(t reflect.Type)
 	emit = func(t reflect.Type) {
@@ -178,7 +183,8 @@ func header() []byte {
 	}
 	sum := fnv.New32a()
 	sum.Write(b.Bytes())
-	p("\n// A checksum of the above: program and plug-in must have the same operations.\n#define ULY_OPERATIONS_SUM 0x%08xu", sum.Sum32())
+	p("\n// A checksum of the above: program and plug-in must have the same operations.\n#define ULY_OPERATIONS_SUM 0x%08xu",
+		sum.Sum32())
 	return b.Bytes()
 }
 
@@ -205,17 +211,20 @@ func cType(f reflect.StructField) string {
 	if f.Anonymous {
 		return cStruct(f.Type) + " "
 	}
-	panic(fmt.Sprintf("generate: field %s has type %v: use tensor.Tensor, float64, int64, bool, []int64, []Range or *Window", f.Name, f.Type))
+	panic(fmt.Sprintf("generate: field %s has type %v: use tensor.Tensor, float64, int64, bool, []int64, []Range or *Window",
+		f.Name, f.Type))
 }
 
 // cName returns a Go name in C: words in lower case with underscores. Some words are not divided,
 // and the D of a gradient and the R of a reciprocal are not separated from the next word.
 func cName(name string) string {
-	name = strings.NewReplacer("SwiGLU", "Swiglu", "RMSNorm", "Rmsnorm", "AdamW", "Adamw", "L2Norm", "L2norm", "IDs", "Ids").Replace(name)
+	name = strings.NewReplacer("SwiGLU", "Swiglu", "RMSNorm", "Rmsnorm", "AdamW", "Adamw", "L2Norm", "L2norm", "IDs",
+		"Ids").Replace(name)
 	var words []string
 	r := []rune(name)
 	for from, i := 0, 1; i <= len(r); i++ {
-		if i == len(r) || unicode.IsUpper(r[i]) && (!unicode.IsUpper(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
+		if i == len(r) || unicode.IsUpper(r[i]) &&
+			(!unicode.IsUpper(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
 			words = append(words, strings.ToLower(string(r[from:i])))
 			from = i
 		}

@@ -21,9 +21,12 @@ func TestCurrent(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for name, want := range map[string]string{"SwiGLUForward": "swiglu_forward", "GatedRMSNormGrad": "gated_rmsnorm_grad", "AdamW": "adamw", "SGD": "sgd",
-		"KVHead": "kv_head", "CuQ": "cu_q", "LSE": "lse", "DStateOut": "dstate_out", "DX": "dx", "AddDX": "add_dx", "DALog": "da_log", "DDtBias": "ddt_bias",
-		"RStd": "rstd", "IDs": "ids", "L2Norm": "l2norm", "Conv1dGrad": "conv1d_grad", "DeltaState": "delta_state", "Dst": "dst"} {
+	for name, want := range map[string]string{"SwiGLUForward": "swiglu_forward",
+		"GatedRMSNormGrad": "gated_rmsnorm_grad", "AdamW": "adamw", "SGD": "sgd",
+		"KVHead": "kv_head", "CuQ": "cu_q", "LSE": "lse", "DStateOut": "dstate_out", "DX": "dx", "AddDX": "add_dx",
+		"DALog": "da_log", "DDtBias": "ddt_bias",
+		"RStd": "rstd", "IDs": "ids", "L2Norm": "l2norm", "Conv1dGrad": "conv1d_grad", "DeltaState": "delta_state",
+		"Dst": "dst"} {
 		if got := cName(name); got != want {
 			t.Errorf("%s is %s in C, want %s", name, got, want)
 		}

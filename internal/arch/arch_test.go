@@ -137,7 +137,8 @@ func TestPage(t *testing.T) {
 		}
 	}
 	for name, imports := range may {
-		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "testkit/") || name == "slurm" || name == "cpu/kernels" {
+		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "testkit/") || name == "slurm" ||
+			name == "cpu/kernels" {
 			continue
 		}
 		if !regexp.MustCompile(`(?m)^ {4}` + name + `[ ,]`).MatchString(list) {

@@ -38,7 +38,8 @@ func proseOf(path string, source []byte) []line {
 		x.c(string(source))
 	case has(name, ".py"):
 		x.python(string(source))
-	case has(name, ".sh", ".toml", ".mk", ".sbatch", ".yml", ".yaml", ".cff", ".def") || has(name, "Makefile", "Dockerfile") || has(path, ".ci/run"):
+	case has(name, ".sh", ".toml", ".mk", ".sbatch", ".yml", ".yaml", ".cff", ".def") ||
+		has(name, "Makefile", "Dockerfile") || has(path, ".ci/run"):
 		x.hash()
 	case has(name, ".md"):
 		x.markdown()

@@ -26,7 +26,8 @@ func walkFiles(t *testing.T, ends []string, f func(path string)) {
 		path, _ = filepath.Rel(root, path)
 		if d.IsDir() {
 			name := d.Name()
-			if strings.HasPrefix(name, ".") && path != "." && name != ".ci" && name != ".github" || path == "bin" || path == "build" || path == "lib" || path == "dist" || path == "out" ||
+			if strings.HasPrefix(name, ".") && path != "." && name != ".ci" && name != ".github" || path == "bin" ||
+				path == "build" || path == "lib" || path == "dist" || path == "out" ||
 				path == "shared" || name == "__pycache__" {
 				return fs.SkipDir
 			}
@@ -65,7 +66,8 @@ func TestComparisonsRefuseNaN(t *testing.T) {
 		for _, at := range acceptsNaN(parsed) {
 			p := files.Position(at)
 			path, _ := filepath.Rel(root, p.Filename)
-			t.Errorf("%s:%d: this comparison accepts NaN: use ulysses/testkit/near, or write !(difference <= tolerance)", path, p.Line)
+			t.Errorf("%s:%d: this comparison accepts NaN: use ulysses/testkit/near, or write !(difference <= tolerance)",
+				path, p.Line)
 		}
 	}
 }
@@ -113,7 +115,8 @@ func acceptsNaN(files []*ast.File) (found []token.Pos) {
 		again = false
 		for _, f := range files {
 			for _, d := range f.Decls {
-				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil && !functions[f.Name.Name] && returnsDifference(f, differences(f, functions)) {
+				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil && !functions[f.Name.Name] &&
+					returnsDifference(f, differences(f, functions)) {
 					functions[f.Name.Name], again = true, true
 				}
 			}
@@ -175,7 +178,8 @@ func differences(f *ast.FuncDecl, functions map[string]bool) func(ast.Expr) bool
 				}
 				found = found || name == "math.Abs" && hasMinus(n) || functions[name]
 				// of other functions only those that pass a NaN on
-				return name == "max" || name == "math.Max" || name == "math.Sqrt" || name == "float64" || name == "float32"
+				return name == "max" || name == "math.Max" || name == "math.Sqrt" || name == "float64" ||
+					name == "float32"
 			case *ast.Ident:
 				found = found || variables[n.Name]
 			}

@@ -54,7 +54,8 @@ func TestProse(t *testing.T) {
 	}
 	all := regexp.MustCompile(`(?i)\b(` + strings.Join(not, "|") + `)\b`)
 	walkFiles(t, []string{""}, func(path string) {
-		if strings.HasPrefix(path, "testdata/") || strings.HasPrefix(path, "benchmarks/results/") || strings.Contains(path, "/uplot/") || path == "internal/arch/prose_test.go" {
+		if strings.HasPrefix(path, "testdata/") || strings.HasPrefix(path, "benchmarks/results/") ||
+			strings.Contains(path, "/uplot/") || path == "internal/arch/prose_test.go" {
 			return // made by programs, or of other projects, or this list
 		}
 		source, err := os.ReadFile(filepath.Join(root, path))
@@ -80,16 +81,22 @@ func TestProse(t *testing.T) {
 func TestProseOf(t *testing.T) {
 	long := strings.Repeat("word ", 20)
 	for _, x := range []struct{ path, source, want string }{
-		{"a.go", "package a\n\nvar x = 1 // one\n// two " + long + "\nvar y = `three\nfour`\n", `3 "// one" 0, 4 "// two ` + long + `" 7, 5 "` + "`three" + `" 0, 6 "four` + "`" + `" 0`},
-		{"a.c", "int x; /* one\n two */ char *s = \"a // b\"; char c = '\"'; // three\n", `1 "/* one" 0, 2 " two */" 0, 2 "\"a // b\"" 0, 2 "// three" 0`},
-		{"a.py", "x = 'a # b'  # one\n\"\"\"two\nthree\"\"\"\n", `1 "'a # b'" 0, 1 "# one" 0, 2 "\"\"\"two" 0, 3 "three\"\"\"" 0`},
-		{"a.sh", "#!/bin/sh\n# one\necho \"two # three\" # four\nx=$#\n", `2 "# one" 0, 3 " # four" 0, 3 "\"two # three\"" 0`},
-		{"a.md", "one `code` two\n\n    code\n```\ncode\n```\n| " + long + "|\nhttps://" + long + "\n", `1 "one ` + "``" + ` two" 0, 7 "| ` + long + `|" 0`},
+		{"a.go", "package a\n\nvar x = 1 // one\n// two " + long + "\nvar y = `three\nfour`\n",
+			`3 "// one" 0, 4 "// two ` + long + `" 7, 5 "` + "`three" + `" 0, 6 "four` + "`" + `" 0`},
+		{"a.c", "int x; /* one\n two */ char *s = \"a // b\"; char c = '\"'; // three\n",
+			`1 "/* one" 0, 2 " two */" 0, 2 "\"a // b\"" 0, 2 "// three" 0`},
+		{"a.py", "x = 'a # b'  # one\n\"\"\"two\nthree\"\"\"\n",
+			`1 "'a # b'" 0, 1 "# one" 0, 2 "\"\"\"two" 0, 3 "three\"\"\"" 0`},
+		{"a.sh", "#!/bin/sh\n# one\necho \"two # three\" # four\nx=$#\n",
+			`2 "# one" 0, 3 " # four" 0, 3 "\"two # three\"" 0`},
+		{"a.md", "one `code` two\n\n    code\n```\ncode\n```\n| " + long + "|\nhttps://" + long + "\n",
+			`1 "one ` + "``" + ` two" 0, 7 "| ` + long + `|" 0`},
 		{"a.bin", "one", ""},
 	} {
 		var got []string
 		for _, l := range proseOf(x.path, []byte(x.source)) {
-			if strings.TrimSpace(l.text) != "" && !strings.HasPrefix(l.text, "http") && !strings.HasPrefix(l.text, "#!") {
+			if strings.TrimSpace(l.text) != "" && !strings.HasPrefix(l.text, "http") &&
+				!strings.HasPrefix(l.text, "#!") {
 				got = append(got, fmt.Sprintf("%d %q %d", l.number, l.text, l.over))
 			}
 		}

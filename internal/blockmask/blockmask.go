@@ -73,7 +73,8 @@ func Default(k Kind) Pattern {
 // sees a block of keys (column), else 0. Parameters that contradict each other are InvalidArgument.
 func (p *Pattern) Fill(mask []uint8, heads, n int64) error {
 	if heads < 1 || n < 1 || int64(len(mask)) != heads*n*n {
-		return fault("%d heads and %d blocks of a sequence, and a mask of %d elements; give 1 or more of each, and a mask [heads, blocks, blocks]", heads, n, len(mask))
+		return fault("%d heads and %d blocks of a sequence, and a mask of %d elements; give 1 or more of each, and a mask [heads, blocks, blocks]",
+			heads, n, len(mask))
 	}
 	if err := p.Check(n); err != nil {
 		return err
@@ -104,7 +105,8 @@ func fault(format string, args ...any) error {
 func (p *Pattern) Check(n int64) error {
 	k := p.Kind
 	if k < Dense || k > LocalSlidingWindow {
-		return fault("kind %d is unknown; the kinds are 0 (dense) to %d (%v)", int(k), int(LocalSlidingWindow), LocalSlidingWindow)
+		return fault("kind %d is unknown; the kinds are 0 (dense) to %d (%v)", int(k), int(LocalSlidingWindow),
+			LocalSlidingWindow)
 	}
 	if p.Horizontal && (k != Fixed && k != Variable) {
 		return fault("%v has no horizontal global attention; leave it out", k)
@@ -117,13 +119,16 @@ func (p *Pattern) Check(n int64) error {
 		l, g, v := p.Local, p.Global, p.GlobalPatterns
 		switch {
 		case l < 1 || g < 1 || v < 1:
-			return fault("fixed: %d local blocks, %d global blocks, %d global patterns; give 1 or more of each", l, g, v)
+			return fault("fixed: %d local blocks, %d global blocks, %d global patterns; give 1 or more of each", l, g,
+				v)
 		case l%g != 0:
 			return fault("fixed: %d local blocks are not a multiple of %d global blocks; choose such a multiple", l, g)
 		case v > 1 && !p.PerHead:
-			return fault("fixed: %d global patterns, and all heads have one mask; set different layouts for each head", v)
+			return fault("fixed: %d global patterns, and all heads have one mask; set different layouts for each head",
+				v)
 		case v > l/g:
-			return fault("fixed: %d global patterns; a group of %d blocks has %d positions for %d global blocks", v, l, l/g, g)
+			return fault("fixed: %d global patterns; a group of %d blocks has %d positions for %d global blocks", v,
+				l, l/g, g)
 		case n%l != 0 && n < g:
 			return fault("fixed: %d global blocks in a sequence of %d blocks; use fewer", g, n)
 		}
@@ -150,7 +155,8 @@ func (p *Pattern) Check(n int64) error {
 		return nil
 	}
 	if p.GlobalEnds != nil && len(p.GlobalEnds) != len(p.Globals) {
-		return fault("%v: %d starts and %d ends of global blocks; give an end for each start", k, len(p.Globals), len(p.GlobalEnds))
+		return fault("%v: %d starts and %d ends of global blocks; give an end for each start", k, len(p.Globals),
+			len(p.GlobalEnds))
 	}
 	for i, at := range p.Globals {
 		if at < 0 {

@@ -47,31 +47,49 @@ func TestLayouts(t *testing.T) {
 		head, n int64
 		want    string
 	}{
-		{"fixed, unidirectional", with(Fixed, uni), 0, 8, "10000000/11000000/11100000/11110000/00011000/00011100/00011110/00011111"},
-		{"fixed, head 1 of 4 patterns", with(Fixed, func(p *Pattern) { p.Causal, p.PerHead, p.GlobalPatterns = true, true, 4 }), 1, 8,
-			"10000000/11000000/11100000/11110000/00101000/00101100/00101110/00101111"},
-		{"fixed, head 4 of 4 patterns", with(Fixed, func(p *Pattern) { p.Causal, p.PerHead, p.GlobalPatterns = true, true, 4 }), 4, 8,
+		{"fixed, unidirectional", with(Fixed, uni), 0, 8,
 			"10000000/11000000/11100000/11110000/00011000/00011100/00011110/00011111"},
-		{"fixed, groups of 2", with(Fixed, func(p *Pattern) { p.Local = 2 }), 0, 6, "110101/110101/011101/011101/010111/010111"},
+		{"fixed, head 1 of 4 patterns",
+			with(Fixed, func(p *Pattern) { p.Causal, p.PerHead, p.GlobalPatterns = true, true, 4 }), 1, 8,
+			"10000000/11000000/11100000/11110000/00101000/00101100/00101110/00101111"},
+		{"fixed, head 4 of 4 patterns",
+			with(Fixed, func(p *Pattern) { p.Causal, p.PerHead, p.GlobalPatterns = true, true, 4 }), 4, 8,
+			"10000000/11000000/11100000/11110000/00011000/00011100/00011110/00011111"},
+		{"fixed, groups of 2", with(Fixed, func(p *Pattern) { p.Local = 2 }), 0, 6,
+			"110101/110101/011101/011101/010111/010111"},
 		{"fixed, a short last group", Default(Fixed), 0, 6, "111101/111101/111101/111101/000111/000111"},
-		{"fixed, a short last group, unidirectional", with(Fixed, uni), 0, 6, "100000/110000/111000/111100/000110/000111"},
-		{"fixed, horizontal", with(Fixed, func(p *Pattern) { p.Local, p.Horizontal = 2, true }), 0, 4, "1101/1111/0111/1111"},
-		{"fixed, two global blocks", with(Fixed, func(p *Pattern) { p.Causal, p.PerHead, p.Global, p.GlobalPatterns = true, true, 2, 2 }), 1, 7,
+		{"fixed, a short last group, unidirectional", with(Fixed, uni), 0, 6,
+			"100000/110000/111000/111100/000110/000111"},
+		{"fixed, horizontal", with(Fixed, func(p *Pattern) { p.Local, p.Horizontal = 2, true }), 0, 4,
+			"1101/1111/0111/1111"},
+		{"fixed, two global blocks",
+			with(Fixed, func(p *Pattern) { p.Causal, p.PerHead, p.Global, p.GlobalPatterns = true, true, 2, 2 }), 1, 7,
 			lower("1100000/1100000/1110000/1111000/1100110/1100110/1100111")},
-		{"variable", with(Variable, func(p *Pattern) { p.Windows = []int64{1, 2, 3} }), 0, 8, "10000000/11100000/11100000/10011100/10011100/10011100/10000011/10000011"},
-		{"variable, unidirectional", with(Variable, func(p *Pattern) { p.Causal, p.Windows, p.Globals = true, []int64{1, 2}, []int64{0, 5} }), 0, 8,
+		{"variable", with(Variable, func(p *Pattern) { p.Windows = []int64{1, 2, 3} }), 0, 8,
+			"10000000/11100000/11100000/10011100/10011100/10011100/10000011/10000011"},
+		{"variable, unidirectional",
+			with(Variable, func(p *Pattern) { p.Causal, p.Windows, p.Globals = true, []int64{1, 2}, []int64{0, 5} }), 0,
+			8,
 			"10000000/11000000/11100000/10010000/10011000/10000100/10000110/10000101"},
 		{"variable, a range", with(Variable, func(p *Pattern) {
 			p.Causal, p.Windows, p.Globals, p.GlobalEnds = true, []int64{2}, []int64{1}, []int64{3}
 		}), 0, 6, lower("100000/111000/011000/011100/011010/011011")},
-		{"variable, global blocks behind the end", with(Variable, func(p *Pattern) { p.Globals, p.GlobalEnds = []int64{2, 9}, []int64{40, 10} }), 0, 4, "1111/1111/1111/1111"},
-		{"variable, horizontal", with(Variable, func(p *Pattern) { p.Windows, p.Globals, p.Horizontal = []int64{1}, []int64{1}, true }), 0, 3, "110/111/011"},
+		{"variable, global blocks behind the end",
+			with(Variable, func(p *Pattern) { p.Globals, p.GlobalEnds = []int64{2, 9}, []int64{40, 10} }), 0, 4,
+			"1111/1111/1111/1111"},
+		{"variable, horizontal",
+			with(Variable, func(p *Pattern) { p.Windows, p.Globals, p.Horizontal = []int64{1}, []int64{1}, true }), 0,
+			3, "110/111/011"},
 		{"longformer", Default(BSLongformer), 0, 6, "111111/111000/111100/101110/100111/100011"},
-		{"longformer, unidirectional", with(BSLongformer, uni), 0, 6, lower("111111/111000/111100/101110/100111/100011")},
-		{"longformer, an even window", with(BSLongformer, func(p *Pattern) { p.Window = 4 }), 0, 7, "1111111/1111000/1111100/1111110/1011111/1001111/1000111"},
+		{"longformer, unidirectional", with(BSLongformer, uni), 0, 6,
+			lower("111111/111000/111100/101110/100111/100011")},
+		{"longformer, an even window", with(BSLongformer, func(p *Pattern) { p.Window = 4 }), 0, 7,
+			"1111111/1111000/1111100/1111110/1011111/1001111/1000111"},
 		{"sliding window", Default(LocalSlidingWindow), 0, 6, "100000/110000/011000/001100/000110/000011"},
-		{"sliding window, bidirectional", with(LocalSlidingWindow, func(p *Pattern) { p.Causal = false }), 0, 4, "1100/1110/0111/0011"},
-		{"bigbird without random blocks", with(BigBird, func(p *Pattern) { p.Random = 0 }), 0, 5, "11111/11100/11110/10111/10011"},
+		{"sliding window, bidirectional", with(LocalSlidingWindow, func(p *Pattern) { p.Causal = false }), 0, 4,
+			"1100/1110/0111/0011"},
+		{"bigbird without random blocks", with(BigBird, func(p *Pattern) { p.Random = 0 }), 0, 5,
+			"11111/11100/11110/10111/10011"},
 		{"dense", Default(Dense), 1, 2, "11/11"},
 		{"dense, unidirectional", with(Dense, uni), 1, 2, "10/11"},
 	} {
@@ -103,14 +121,16 @@ func TestRandomColumns(t *testing.T) {
 		t.Error("the same parameters give two masks")
 	}
 	for name, other := range map[string][]uint8{
-		"seed": fill(func(p *Pattern) { p.Seed = 1 }), "layer": fill(func(p *Pattern) { p.Layer = 1 }), "the head": fill(func(p *Pattern) { p.PerHead = false }),
+		"seed": fill(func(p *Pattern) { p.Seed = 1 }), "layer": fill(func(p *Pattern) { p.Layer = 1 }),
+		"the head": fill(func(p *Pattern) { p.PerHead = false }),
 	} {
 		if slices.Equal(one, other) {
 			t.Errorf("the mask does not depend on %s", name)
 		}
 	}
 	// Fewer heads have the masks of the first heads.
-	few, p := make([]uint8, 3*n*n), with(BigBird, func(p *Pattern) { p.PerHead, p.Random, p.Window, p.Global = true, 3, 1, 0 })
+	few, p := make([]uint8, 3*n*n),
+		with(BigBird, func(p *Pattern) { p.PerHead, p.Random, p.Window, p.Global = true, 3, 1, 0 })
 	if err := p.Fill(few, 3, n); err != nil || !slices.Equal(few, one[:3*n*n]) {
 		t.Errorf("3 heads have other masks than the first 3 of %d: %v", heads, err)
 	}
@@ -158,7 +178,8 @@ func TestFaults(t *testing.T) {
 		{"bidirectional", with(Fixed, func(p *Pattern) { p.Horizontal, p.Causal = true, true }), 8},
 		{"bidirectional", with(Variable, func(p *Pattern) { p.Horizontal, p.Causal = true, true }), 8},
 		{"no horizontal", with(BigBird, func(p *Pattern) { p.Horizontal = true }), 8},
-		{"larger than its start", with(Variable, func(p *Pattern) { p.Globals, p.GlobalEnds = []int64{3}, []int64{3} }), 8},
+		{"larger than its start", with(Variable, func(p *Pattern) { p.Globals, p.GlobalEnds = []int64{3}, []int64{3} }),
+			8},
 		{"an end for each start", with(BSLongformer, func(p *Pattern) { p.GlobalEnds = []int64{3, 4} }), 8},
 		{"global block -1", with(BSLongformer, func(p *Pattern) { p.Globals = []int64{-1} }), 8},
 		{"no local windows", with(Variable, func(p *Pattern) { p.Windows = nil }), 8},

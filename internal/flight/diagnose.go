@@ -106,7 +106,8 @@ func Diagnose(ranks []*Rank) *Diagnosis {
 }
 
 func newComparison(ranks []*Rank) *comparison {
-	c := &comparison{ranks: ranks, limit: silence, begun: map[Group]map[int]int64{}, first: map[Group]map[int]int64{}, ops: map[key]map[int]called{}}
+	c := &comparison{ranks: ranks, limit: silence, begun: map[Group]map[int]int64{}, first: map[Group]map[int]int64{},
+		ops: map[key]map[int]called{}}
 	for i, r := range ranks {
 		if r == nil {
 			continue
@@ -192,7 +193,8 @@ func (c *comparison) culprit(all []Standing, i int, what string) Culprit {
 	}
 	x.Text = fmt.Sprintf("rank %d%s %s", i, onHost(s.Host), what)
 	if x.Waiting > 0 {
-		x.Text += fmt.Sprintf("; %s for it in %s for %.1f s", counted(x.Waiting, "rank waits", "ranks wait"), x.Operation, longest.Seconds())
+		x.Text += fmt.Sprintf("; %s for it in %s for %.1f s", counted(x.Waiting, "rank waits", "ranks wait"),
+			x.Operation, longest.Seconds())
 	}
 	switch {
 	case s.Operation == "":
@@ -290,9 +292,12 @@ func (c *comparison) odd(all []Standing) []Culprit {
 			other = "it with another size or type"
 		}
 		for _, i := range ranks {
-			what := fmt.Sprintf("has called %s where %s called %s: operation #%d on %v", x.op, counted(len(votes[usual]), "rank has", "ranks have"), other, k.seq, k.group)
+			what := fmt.Sprintf("has called %s where %s called %s: operation #%d on %v", x.op,
+				counted(len(votes[usual]), "rank has", "ranks have"), other, k.seq, k.group)
 			if tie {
-				what = fmt.Sprintf("has called %s as operation #%d on %v, where other ranks have called another operation, or one with another size or type", x.op, k.seq, k.group)
+				what = fmt.Sprintf(
+					"has called %s as operation #%d on %v, where other ranks have called another operation, or one with another size or type",
+					x.op, k.seq, k.group)
 			}
 			y := c.culprit(all, i, what)
 			y.Operation = fmt.Sprintf("%s #%d on %v", x.op, k.seq, k.group)
@@ -325,7 +330,10 @@ func (c *comparison) blamed(all []Standing) (found []Culprit) {
 	}
 	for i, n := range votes {
 		if n > 0 && n == most {
-			found = append(found, c.culprit(all, i, fmt.Sprintf("has sent a message of another length than its receiver expects, as %s", counted(n, "rank says", "ranks say"))))
+			found = append(found,
+				c.culprit(all, i,
+					fmt.Sprintf("has sent a message of another length than its receiver expects, as %s",
+						counted(n, "rank says", "ranks say"))))
 		}
 	}
 	return found
@@ -336,9 +344,15 @@ func (c *comparison) gone(all []Standing) (found []Culprit) {
 	for i, s := range all {
 		switch s.Condition {
 		case Gone:
-			found = append(found, c.culprit(all, i, fmt.Sprintf("does not respond (its process is killed or stopped, or its host is gone): its last sign of life was %.1f s before", (c.now-c.ranks[i].Beat).Seconds())))
+			found = append(found,
+				c.culprit(all, i,
+					fmt.Sprintf(
+						"does not respond (its process is killed or stopped, or its host is gone): its last sign of life was %.1f s before",
+						(c.now-c.ranks[i].Beat).Seconds())))
 		case NoRecord:
-			found = append(found, c.culprit(all, i, "has left no record: its process ended before the first step, or it does not see this folder"))
+			found = append(found,
+				c.culprit(all, i,
+					"has left no record: its process ended before the first step, or it does not see this folder"))
 		}
 	}
 	return found
@@ -371,7 +385,8 @@ func (c *comparison) behind(all []Standing) (found []Culprit) {
 	}
 	for i := range all {
 		if awaited[i] && all[i].Step == least {
-			found = append(found, c.culprit(all, i, fmt.Sprintf("waits for ranks %v, which wait for it", all[i].Awaits)))
+			found = append(found,
+				c.culprit(all, i, fmt.Sprintf("waits for ranks %v, which wait for it", all[i].Awaits)))
 		}
 	}
 	return found
@@ -387,7 +402,9 @@ func (c *comparison) undecided(all []Standing) string {
 	}
 	for op, n := range inside {
 		if n > 1 {
-			return fmt.Sprintf("no rank is behind: %d ranks have begun %s and none has ended it; check the network and the GPUs", n, op)
+			return fmt.Sprintf(
+				"no rank is behind: %d ranks have begun %s and none has ended it; check the network and the GPUs", n,
+				op)
 		}
 	}
 	return "no rank is behind: no rank waits for another"

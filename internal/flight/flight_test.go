@@ -91,7 +91,8 @@ func TestDiagnose(t *testing.T) {
 				w.begin(i, "all-reduce", all)
 			}
 			w.alive()
-		}, "3", []string{"rank 3 on host n1 is late; 3 ranks wait for it in all-reduce #2 on axis world (ranks 0 to 3)", "last operation was all-to-all #1 on axis sequence (ranks 2 and 3)"}},
+		}, "3", []string{"rank 3 on host n1 is late; 3 ranks wait for it in all-reduce #2 on axis world (ranks 0 to 3)",
+			"last operation was all-to-all #1 on axis sequence (ranks 2 and 3)"}},
 		"a chain of ranks": {func(w *world) {
 			// 0 waits for 1 on its sequence; 1, 2 wait for 3 on the world, 3 is late
 			w.begin(1, "all-to-all", sequence(1))()
@@ -123,7 +124,8 @@ func TestDiagnose(t *testing.T) {
 			}
 			w.begin(2, "all-gather", all)
 			w.alive()
-		}, "2", []string{"rank 2 on host n1 has called all-gather where 3 ranks have called all-reduce: operation #2 on axis world"}},
+		}, "2", []string{
+			"rank 2 on host n1 has called all-gather where 3 ranks have called all-reduce: operation #2 on axis world"}},
 		"two ranks and two operations": {func(w *world) {
 			w.begin(0, "all-reduce", sequence(0))
 			w.begin(1, "all-gather", sequence(0))
@@ -139,14 +141,16 @@ func TestDiagnose(t *testing.T) {
 				w.ranks[i].Begin("all-reduce", all, 1, 64, false, Checksum(3, []int64{size}))
 				w.ranks[i].Finish(Failed, "all-reduce: truncated")
 			}
-		}, "1", []string{"rank 1 on host n0 has called all-reduce where 3 ranks have called it with another size or type: operation #1"}},
+		}, "1", []string{
+			"rank 1 on host n0 has called all-reduce where 3 ranks have called it with another size or type: operation #1"}},
 		"a message of another length": {func(w *world) {
 			for i := range 4 {
 				w.begin(i, "all-to-all", all)
 				w.ranks[i].Blame([]int{2, 2, 0, 2}[i])
 				w.ranks[i].Finish(Failed, "all-to-all: the message of a rank")
 			}
-		}, "2", []string{"rank 2 on host n1 has sent a message of another length than its receiver expects, as 3 ranks say"}},
+		}, "2", []string{
+			"rank 2 on host n1 has sent a message of another length than its receiver expects, as 3 ranks say"}},
 		"a rank that failed": {func(w *world) {
 			for _, i := range []int{0, 1, 2} {
 				w.begin(i, "all-reduce", all)
@@ -213,11 +217,13 @@ func TestRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	back, err := Read(File(dir, 1))
-	if err != nil || len(back.Calls) != 1 || !back.Calls[0].InProgress || !back.Calls[0].Control || back.Calls[0].Began > 0 || back.Host != "here" || back.PID != os.Getpid() {
+	if err != nil || len(back.Calls) != 1 || !back.Calls[0].InProgress || !back.Calls[0].Control ||
+		back.Calls[0].Began > 0 || back.Host != "here" || back.PID != os.Getpid() {
 		t.Fatalf("%+v %v", back, err)
 	}
 	seq := int64(1)
-	if n := testing.AllocsPerRun(Capacity, func() { seq++; r.End(r.Begin("all-reduce", all, seq, 8, false, 0)) }); n != 0 {
+	if n := testing.AllocsPerRun(Capacity,
+		func() { seq++; r.End(r.Begin("all-reduce", all, seq, 8, false, 0)) }); n != 0 {
 		t.Errorf("%v allocations an operation", n)
 	}
 	r.Begin("all-gather", all, seq+1, 8, false, 0)
@@ -293,7 +299,8 @@ func TestFolder(t *testing.T) {
 	if err := errors.Join(os.Remove(File(old, 1)), os.WriteFile(File(old, 0), b, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadFolder(old); err == nil || !strings.Contains(err.Error(), "rank-00000.flight is damaged: it has rank 0 of 0 ranks; remove it") {
+	if _, err := ReadFolder(old); err == nil ||
+		!strings.Contains(err.Error(), "rank-00000.flight is damaged: it has rank 0 of 0 ranks; remove it") {
 		t.Error(err)
 	}
 }

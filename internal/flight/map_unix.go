@@ -30,7 +30,8 @@ func mapFile(path string, size int) (*mapping, error) {
 }
 
 func (m *mapping) sync() {
-	syscall.Syscall(syscall.SYS_MSYNC, uintptr(unsafe.Pointer(&m.mem[0])), uintptr(len(m.mem)), uintptr(syscall.MS_SYNC))
+	syscall.Syscall(syscall.SYS_MSYNC, uintptr(unsafe.Pointer(&m.mem[0])), uintptr(len(m.mem)),
+		uintptr(syscall.MS_SYNC))
 }
 
 func (m *mapping) close() { syscall.Munmap(m.mem) }

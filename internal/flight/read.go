@@ -78,11 +78,13 @@ func Read(path string) (*Rank, error) {
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)
 	}
 	if h.Version != version {
-		return nil, status.Errorf(status.Unsupported, "%s has version %d; this program reads version %d", path, h.Version, version)
+		return nil, status.Errorf(status.Unsupported, "%s has version %d; this program reads version %d", path,
+			h.Version, version)
 	}
 	since := func(t int64) time.Duration { return time.Duration(t - h.Zero) }
-	r := &Rank{Rank: int(h.Rank), Size: int(h.Size), PID: int(h.PID), Host: text(h.Host[:]), State: State(h.State), Text: text(h.Text[:]),
-		Step: h.Step, Blames: int(h.Blames) - 1, Zero: time.Unix(0, h.Wall+h.Zero), Beat: since(h.Beat), Ended: since(h.Ended), Signalled: h.Signalled != 0}
+	r := &Rank{Rank: int(h.Rank), Size: int(h.Size), PID: int(h.PID), Host: text(h.Host[:]), State: State(h.State),
+		Text: text(h.Text[:]), Step: h.Step, Blames: int(h.Blames) - 1, Zero: time.Unix(0, h.Wall+h.Zero),
+		Beat: since(h.Beat), Ended: since(h.Ended), Signalled: h.Signalled != 0}
 	var ring [Capacity]entry
 	if _, err := binary.Decode(b[headerSize:], binary.NativeEndian, &ring); err != nil {
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)
@@ -98,8 +100,11 @@ func Read(path string) (*Rank, error) {
 		if e.Number == 0 {
 			continue // not used, or written just now
 		}
-		r.Calls = append(r.Calls, Call{Op: name(e.Op), Group: Group{name(e.Axis), int(e.First), int(e.Stride), int(e.Size)}, Seq: e.Seq, Bytes: e.Bytes,
-			Control: e.Control != 0, Checksum: e.Checksum, Step: e.Step, Began: since(e.Began), Ended: since(e.Ended), InProgress: e.Ended == 0})
+		r.Calls = append(r.Calls,
+			Call{Op: name(e.Op), Group: Group{name(e.Axis), int(e.First), int(e.Stride), int(e.Size)}, Seq: e.Seq,
+				Bytes: e.Bytes, Control: e.Control != 0, Checksum: e.Checksum, Step: e.Step, Began: since(e.Began),
+				Ended:      since(e.Ended),
+				InProgress: e.Ended == 0})
 	}
 	return r, nil
 }
@@ -117,7 +122,9 @@ func text(b []byte) string {
 func ReadFolder(dir string) ([]*Rank, error) {
 	paths := input.Match(dir, "rank-*.flight")
 	if len(paths) == 0 {
-		return nil, status.Errorf(status.IO, "%s has no records of the flight recorder (rank-NNNNN.flight); name the folder flight of an output.dir", dir)
+		return nil, status.Errorf(status.IO,
+			"%s has no records of the flight recorder (rank-NNNNN.flight); name the folder flight of an output.dir",
+			dir)
 	}
 	var ranks []*Rank
 	for _, path := range paths {
@@ -126,7 +133,8 @@ func ReadFolder(dir string) ([]*Rank, error) {
 			return nil, err
 		}
 		if r.Rank >= r.Size {
-			return nil, status.Errorf(status.IO, "%s is damaged: it has rank %d of %d ranks; remove it", path, r.Rank, r.Size)
+			return nil, status.Errorf(status.IO, "%s is damaged: it has rank %d of %d ranks; remove it", path,
+				r.Rank, r.Size)
 		}
 		for len(ranks) < r.Size {
 			ranks = append(ranks, nil)

@@ -45,7 +45,8 @@ func (r *Recorder) reset() {
 	r.use(unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), fileSize))
 	h := r.head
 	copy(h.Magic[:], magic)
-	h.Version, h.Rank, h.Size, h.PID, h.Capacity = version, uint32(r.rank), uint32(r.size), uint32(os.Getpid()), Capacity
+	h.Version, h.Rank, h.Size, h.PID, h.Capacity = version, uint32(r.rank), uint32(r.size),
+		uint32(os.Getpid()), Capacity
 	h.Wall = r.base.UnixNano()
 	copy(h.Host[:len(h.Host)-1], r.host)
 	r.names, r.dir, r.file = nil, "", nil

@@ -88,7 +88,8 @@ func Read(path string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	long := func(what string) error {
-		return fmt.Errorf("%s has %s bytes, and at most %d are read; give a file of the right kind", Short(path), what, limit)
+		return fmt.Errorf("%s has %s bytes, and at most %d are read; give a file of the right kind", Short(path),
+			what, limit)
 	}
 	if size > limit {
 		return nil, long(fmt.Sprint(size))

@@ -31,7 +31,8 @@ func TestOnlyRegularFiles(t *testing.T) {
 	if err := os.Symlink(pipe, link); err != nil {
 		t.Fatal(err)
 	}
-	for path, kind := range map[string]string{pipe: "a named pipe", link: "a named pipe", socket: "a socket", dir: "a folder", "/dev/zero": "a device"} {
+	for path, kind := range map[string]string{pipe: "a named pipe", link: "a named pipe", socket: "a socket",
+		dir: "a folder", "/dev/zero": "a device"} {
 		_, _, err := Open(path)
 		var e *KindError
 		if !errors.As(err, &e) || !strings.Contains(err.Error(), path+" is "+kind) {
@@ -68,13 +69,15 @@ func TestJSON(t *testing.T) {
 		``:           "unexpected end",
 	} {
 		var v any
-		if err := JSON([]byte(text), &v); err == nil && want != "" || err != nil && (want == "" || !strings.Contains(err.Error(), want)) {
+		if err := JSON([]byte(text), &v); err == nil && want != "" || err != nil &&
+			(want == "" || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
 	long := strings.Repeat("é", 1<<20)
 	var v struct{ A int }
-	for _, text := range []string{`{"a": ` + strings.Repeat("1", 1<<20) + `}`, `{"a": 1, "` + long + `": 1, "` + long + `": 1}`} {
+	for _, text := range []string{`{"a": ` + strings.Repeat("1", 1<<20) + `}`, `{"a": 1, "` + long + `": 1, "` + long +
+		`": 1}`} {
 		if err := JSON([]byte(text), &v); err == nil || len(err.Error()) > 300 {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
@@ -82,7 +85,8 @@ func TestJSON(t *testing.T) {
 	if s := Quote(long); len(s) > 130 || !strings.HasSuffix(s, `é"… (2097152 bytes)`) {
 		t.Error(s)
 	}
-	if s := Words("a " + long + "\t" + long + "\n" + strings.Repeat("b", 900)); len(s) > 1200 || strings.Count(s, "… (2097152 bytes)") != 2 || !strings.HasPrefix(s, "a é") || !strings.Contains(s, "bytes)\t") {
+	if s := Words("a " + long + "\t" + long + "\n" + strings.Repeat("b", 900)); len(s) > 1200 ||
+		strings.Count(s, "… (2097152 bytes)") != 2 || !strings.HasPrefix(s, "a é") || !strings.Contains(s, "bytes)\t") {
 		t.Error(s)
 	}
 	if s := Short("short"); s != "short" {

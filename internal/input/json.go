@@ -27,7 +27,8 @@ func shortened(err error) error {
 		if kind.Field != "" {
 			field = Short(kind.Field) + ": "
 		}
-		return fmt.Errorf("%sa JSON %s at byte %d; %s is needed", field, Short(kind.Value), kind.Offset, typeName(kind.Type.Kind()))
+		return fmt.Errorf("%sa JSON %s at byte %d; %s is needed", field, Short(kind.Value), kind.Offset,
+			typeName(kind.Type.Kind()))
 	}
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {

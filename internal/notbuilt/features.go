@@ -34,64 +34,121 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, Multimodal, LayerTypes,
+		HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE,
+		RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
-	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
+	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers,
+		SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
 }
 
 var (
-	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
+	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism",
+		Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
 		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}
 
-	ExpertLimits = &Feature{Name: "limits of an expert's tokens", Where: "keys of other trainers such as `expert_capacity`", Many: true,
+	ExpertLimits = &Feature{Name: "limits of an expert's tokens",
+		Where: "keys of other trainers such as `expert_capacity`", Many: true,
 		Instead: "leave it out: no token is dropped, and tile.mlp bounds the memory of a layer"}
 
-	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
+	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text",
+		Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 
-	Clamps = &Feature{Name: "other constants of the activation of gpt_oss", Where: "`swiglu_alpha` and `swiglu_limit` of a config.json", Many: true, Instead: "the published ones are built, swiglu_alpha = 1.702 and swiglu_limit = 7"}
+	Clamps = &Feature{Name: "other constants of the activation of gpt_oss",
+		Where: "`swiglu_alpha` and `swiglu_limit` of a config.json", Many: true,
+		Instead: "the published ones are built, swiglu_alpha = 1.702 and swiglu_limit = 7"}
 
-	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss are", Many: true}
-	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next, qwen3_5_moe_text and gpt_oss", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
-	RouterNoise         = &Feature{Name: "noise on the input of experts", Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
-	ExpertAdapters      = &Feature{Name: "adapters of experts, of routers, and of the other MLPs of qwen3_moe and qwen3_next", Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
-	Multimodal          = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
-	LayerTypes          = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
-	HybridLayerTypes    = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
-	WindowLayerTypes    = &Feature{Name: "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3, smollm3, olmo3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
-	Activations         = &Feature{Name: "other activations", Where: "`hidden_act` and `hidden_activation` of a config.json", Instead: "silu is, and in gemma2 and gemma3_text gelu_pytorch_tanh", Many: true}
-	BidirectionalModels = &Feature{Name: "gemma2 and gemma3_text without a causal mask", Where: "`use_bidirectional_attention` of a config.json", Instead: "false is", Many: true}
-	LayerRoPE           = &Feature{Name: "a RoPE for each kind of layer, except in gemma3_text and olmo3", Where: "`rope_parameters` with a table for each kind", Instead: "one table for all layers is"}
-	OutputGates         = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
-	PartialRotary       = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3 and glm4 have it", Instead: "1 is"}
-	ResidualDropout     = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json", Instead: "set it to 0 with model.override"}
-	PhiRoPE             = &Feature{Name: "other kinds of RoPE scaling in phi3", Where: "`rope_type` of a config.json", Instead: "default and longrope are, as in transformers", Many: true}
-	RoPETypes           = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
-	StorageTypes        = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
+	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss are",
+		Many:    true}
+	Experts = &Feature{
+		Name:  "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next, qwen3_5_moe_text and gpt_oss",
+		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
+	RouterNoise = &Feature{Name: "noise on the input of experts",
+		Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
+	ExpertAdapters = &Feature{
+		Name:  "adapters of experts, of routers, and of the other MLPs of qwen3_moe and qwen3_next",
+		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
+	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4",
+		Where:   "`vision_config` and `quantization_config` of a config.json",
+		Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
+	LayerTypes = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json",
+		Instead: "full_attention is", Many: true}
+	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text",
+		Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
+	WindowLayerTypes = &Feature{
+		Name:  "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3, smollm3, olmo3 and gpt_oss",
+		Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
+	Activations = &Feature{Name: "other activations",
+		Where:   "`hidden_act` and `hidden_activation` of a config.json",
+		Instead: "silu is, and in gemma2 and gemma3_text gelu_pytorch_tanh", Many: true}
+	BidirectionalModels = &Feature{Name: "gemma2 and gemma3_text without a causal mask",
+		Where: "`use_bidirectional_attention` of a config.json", Instead: "false is", Many: true}
+	LayerRoPE = &Feature{Name: "a RoPE for each kind of layer, except in gemma3_text and olmo3",
+		Where: "`rope_parameters` with a table for each kind", Instead: "one table for all layers is"}
+	OutputGates = &Feature{Name: "qwen3_5_text without an output gate",
+		Where: "`attn_output_gate` of a config.json", Instead: "true is"}
+	PartialRotary = &Feature{Name: "RoPE on a share of a head",
+		Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3 and glm4 have it", Instead: "1 is"}
+	ResidualDropout = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json",
+		Instead: "set it to 0 with model.override"}
+	PhiRoPE = &Feature{Name: "other kinds of RoPE scaling in phi3", Where: "`rope_type` of a config.json",
+		Instead: "default and longrope are, as in transformers", Many: true}
+	RoPETypes = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json",
+		Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
+	StorageTypes = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json",
+		Instead: "float32, bfloat16 and float16 are", Many: true}
 
-	Adapters     = &Feature{Name: "adapters other than plain LoRA", Where: "keys of other trainers such as `use_dora` and `modules_to_save`; keys of an `adapter_config.json`", Instead: "set lora.rank, lora.alpha, lora.targets and lora.rslora", Many: true}
-	Preferences  = &Feature{Name: "training on preferences or rewards", Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}
-	LowPrecision = &Feature{Name: "quantized weights and FP8", Where: "keys of other trainers such as `load_in_4bit` and `fp8`", Instead: "set `device.dtype = \"bf16\"` or `\"f32\"`", Many: true}
-	Float16      = &Feature{Name: "computing in float16", Where: "keys of other trainers such as `fp16`", Instead: `set device.dtype = "bf16" or "f32"`}
-	Extras       = &Feature{Name: "averages of weights, label smoothing, distillation and other additions to the loss", Where: "keys of other trainers such as `ema_decay`", Instead: "leave it out", Many: true}
+	Adapters = &Feature{Name: "adapters other than plain LoRA",
+		Where:   "keys of other trainers such as `use_dora` and `modules_to_save`; keys of an `adapter_config.json`",
+		Instead: "set lora.rank, lora.alpha, lora.targets and lora.rslora", Many: true}
+	Preferences = &Feature{Name: "training on preferences or rewards",
+		Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}
+	LowPrecision = &Feature{Name: "quantized weights and FP8",
+		Where:   "keys of other trainers such as `load_in_4bit` and `fp8`",
+		Instead: "set `device.dtype = \"bf16\"` or `\"f32\"`", Many: true}
+	Float16 = &Feature{Name: "computing in float16", Where: "keys of other trainers such as `fp16`",
+		Instead: `set device.dtype = "bf16" or "f32"`}
+	Extras = &Feature{Name: "averages of weights, label smoothing, distillation and other additions to the loss",
+		Where: "keys of other trainers such as `ema_decay`", Instead: "leave it out", Many: true}
 
-	TokenizerModels = &Feature{Name: "tokenizers other than byte pair encoding", Where: "`model.type` of a tokenizer.json", Many: true,
+	TokenizerModels = &Feature{Name: "tokenizers other than byte pair encoding",
+		Where: "`model.type` of a tokenizer.json", Many: true,
 		Instead: "only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and name the .safetensors file with the tokens"}
-	MergeDropout      = &Feature{Name: "dropout of merges", Where: "`model.dropout` of a tokenizer.json", Instead: "set it to null"}
-	Normalizers       = &Feature{Name: "other normalizers", Where: "`normalizer`", Instead: "there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence", Many: true}
-	EmptyReplacements = &Feature{Name: "Replace with a pattern that matches nothing", Where: "`normalizer`", Instead: "use Prepend"}
-	PreTokenizers     = &Feature{Name: "other pre-tokenizers", Where: "`pre_tokenizer`", Instead: "there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence", Many: true}
-	SplitBehaviors    = &Feature{Name: "other behaviors of a split", Where: "`pre_tokenizer`", Instead: "there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", Many: true}
-	PrependSchemes    = &Feature{Name: "other prepend schemes of Metaspace", Where: "`pre_tokenizer`", Instead: "there are always, first and never", Many: true}
-	LateMetaspace     = &Feature{Name: "Metaspace with the prepend_scheme \"first\" behind a step that splits or replaces text", Where: "`pre_tokenizer`", Instead: "put Metaspace first"}
-	Patterns          = &Feature{Name: "some constructs of regular expressions", Where: "the patterns of a tokenizer.json", Instead: "write an equivalent pattern, or tokenize beforehand", Many: true}
-	Decoders          = &Feature{Name: "other decoders", Where: "`decoder`", Instead: "there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence", Many: true}
-	ManyAddedTokens   = &Feature{Name: "very large numbers of added tokens", Where: "`added_tokens`", Instead: "tokenize with the `tokenizers` package beforehand", Many: true}
+	MergeDropout = &Feature{Name: "dropout of merges", Where: "`model.dropout` of a tokenizer.json",
+		Instead: "set it to null"}
+	Normalizers = &Feature{Name: "other normalizers", Where: "`normalizer`",
+		Instead: "there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence",
+		Many:    true}
+	EmptyReplacements = &Feature{Name: "Replace with a pattern that matches nothing", Where: "`normalizer`",
+		Instead: "use Prepend"}
+	PreTokenizers = &Feature{Name: "other pre-tokenizers", Where: "`pre_tokenizer`",
+		Instead: "there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence",
+		Many:    true}
+	SplitBehaviors = &Feature{Name: "other behaviors of a split", Where: "`pre_tokenizer`",
+		Instead: "there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", Many: true}
+	PrependSchemes = &Feature{Name: "other prepend schemes of Metaspace", Where: "`pre_tokenizer`",
+		Instead: "there are always, first and never", Many: true}
+	LateMetaspace = &Feature{
+		Name:  "Metaspace with the prepend_scheme \"first\" behind a step that splits or replaces text",
+		Where: "`pre_tokenizer`", Instead: "put Metaspace first"}
+	Patterns = &Feature{Name: "some constructs of regular expressions",
+		Where: "the patterns of a tokenizer.json", Instead: "write an equivalent pattern, or tokenize beforehand",
+		Many: true}
+	Decoders = &Feature{Name: "other decoders", Where: "`decoder`",
+		Instead: "there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence",
+		Many:    true}
+	ManyAddedTokens = &Feature{Name: "very large numbers of added tokens", Where: "`added_tokens`",
+		Instead: "tokenize with the `tokenizers` package beforehand", Many: true}
 
-	SaveLess   = &Feature{Name: "a forward pass that saves less", Names: []string{"save_less"}, Where: "`ULYSSES_SAVE_LESS`", Instead: "plan without it"}
-	Timeouts   = &Feature{Name: "a timeout of a context's collectives", Names: []string{"timeout"}, Where: "`timeout`", Instead: "use 0: calls then wait as long as MPI or the host's collectives do"}
-	SharedNCCL = &Feature{Name: "a shared ncclComm_t", Names: []string{"nccl_comm"}, Where: "`nccl_comm`", Instead: "use NULL"}
+	SaveLess = &Feature{Name: "a forward pass that saves less", Names: []string{"save_less"},
+		Where: "`ULYSSES_SAVE_LESS`", Instead: "plan without it"}
+	Timeouts = &Feature{Name: "a timeout of a context's collectives", Names: []string{"timeout"}, Where: "`timeout`",
+		Instead: "use 0: calls then wait as long as MPI or the host's collectives do"}
+	SharedNCCL = &Feature{Name: "a shared ncclComm_t", Names: []string{"nccl_comm"}, Where: "`nccl_comm`",
+		Instead: "use NULL"}
 )
 
 // ModelTypeReasons are the model types that are known and not built, with the reason.
@@ -99,8 +156,10 @@ var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
 	"qwen2_moe": "mixture of experts", "llama4": "mixture of experts",
 	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
-	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision; a config.json with a text_config is read as that",
-	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "vision; a config.json with a text_config is read as that",
-	"t5": "encoder-decoder", "bart": "encoder-decoder",
+	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
+	"gemma3":      "vision; a config.json with a text_config is read as that",
+	"qwen3_5":     "vision; a config.json with a text_config is read as that",
+	"qwen3_5_moe": "vision; a config.json with a text_config is read as that",
+	"t5":          "encoder-decoder", "bart": "encoder-decoder",
 	"mamba": "state space layers", "mamba2": "state space layers",
 }

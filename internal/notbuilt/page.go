@@ -18,7 +18,8 @@ code 3, and a call of the C library returns ` + "`ULYSSES_UNSUPPORTED`" + `. The
 use the same list (` + "`internal/notbuilt`; `go test ./internal/notbuilt -update` writes the page" + `).
 `)
 	for _, a := range Areas {
-		fmt.Fprintf(&b, "\n## %s\n\n| not built | key, field or option | what is built, or what to do |\n|---|---|---|\n", a.Name)
+		fmt.Fprintf(&b, "\n## %s\n\n| not built | key, field or option | what is built, or what to do |\n|---|---|---|\n",
+			a.Name)
 		for _, f := range a.Features {
 			fmt.Fprintf(&b, "| %s | %s | %s |\n", f.Name, f.Where, f.Instead)
 		}

@@ -84,7 +84,8 @@ func contains(all []string, name string) bool {
 // from the list.
 func TestRefusalsUseTheList(t *testing.T) {
 	listed := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+= &Feature\{`).FindAllStringSubmatch(read(t, "internal/notbuilt/features.go"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+= &Feature\{`).FindAllStringSubmatch(
+		read(t, "internal/notbuilt/features.go"), -1) {
 		listed[m[1]] = false
 	}
 	count := 0
@@ -119,7 +120,8 @@ func TestRefusalsUseTheList(t *testing.T) {
 				}
 				code, _, _ := strings.Cut(line, "// ")
 				if says.MatchString(code) && len(uses) == 0 && !other.MatchString(line) {
-					t.Errorf("%s:%d says that something is not built without using the list: %s", name, n+1, strings.TrimSpace(line))
+					t.Errorf("%s:%d says that something is not built without using the list: %s", name, n+1,
+						strings.TrimSpace(line))
 				}
 			}
 		}

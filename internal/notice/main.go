@@ -49,7 +49,8 @@ func notice(root string) ([]byte, error) {
 		fmt.Fprintf(&b, "\n%s\n%s\n%s\n\n%s\n", strings.Repeat("=", 80), name, use, bytes.TrimSpace(license))
 	}
 	section("The Go runtime and standard library", "Linked into the program and the library.", goLicense)
-	list := exec.Command("go", "list", "-deps", "-tags", "mpi", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}", "./cmd/ulysses-mpi", "./capi")
+	list := exec.Command("go", "list", "-deps", "-tags", "mpi", "-f",
+		"{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}", "./cmd/ulysses-mpi", "./capi")
 	list.Dir, list.Stderr = root, os.Stderr
 	out, err := list.Output()
 	if err != nil {

@@ -22,7 +22,8 @@ func (o *Owner) inspect(wait func(string)) error {
 		case errors.Is(err, syscall.ELOOP):
 			return status.Errorf(status.IO, "output.dir: %s is a symbolic link; remove it", o.path)
 		case err != nil:
-			return status.Errorf(status.IO, "output.dir: %w; choose another output.dir, or remove the file if its job has ended", err)
+			return status.Errorf(status.IO,
+				"output.dir: %w; choose another output.dir, or remove the file if its job has ended", err)
 		}
 		retry, err := o.judge(f, time.Since(began), wait)
 		f.Close()
@@ -73,7 +74,8 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 // renewed waits for the time in which a live owner renews its file, and reports whether the owner
 // has renewed it.
 func (o *Owner) renewed(info fs.FileInfo, r *Record, wait func(string)) bool {
-	wait(fmt.Sprintf("output.dir: %s was in use by the %v, whose process cannot be seen from here; waiting %v for it to renew its file", o.dir, r, patience))
+	wait(fmt.Sprintf("output.dir: %s was in use by the %v, whose process cannot be seen from here; waiting %v for it to renew its file",
+		o.dir, r, patience))
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(patience / 60) {
 		f, err := os.Open(o.path) // opening makes NFS fetch the server's attributes
 		if err != nil {
@@ -119,9 +121,12 @@ func (o *Owner) named(info fs.FileInfo) bool {
 // refuse returns the error that names the owner and the fix. r is nil if the owner is unknown.
 func (o *Owner) refuse(r *Record, why string) error {
 	if r == nil {
-		return status.Errorf(status.IO, "output.dir: %s is in use, and %s %s; choose another output.dir, or remove that file if no job runs", o.dir, o.path, why)
+		return status.Errorf(status.IO,
+			"output.dir: %s is in use, and %s %s; choose another output.dir, or remove that file if no job runs", o.dir,
+			o.path, why)
 	}
-	return status.Errorf(status.IO, "output.dir: %s is in use by the %v; choose another output.dir, or wait until that job has ended", o.dir, r)
+	return status.Errorf(status.IO,
+		"output.dir: %s is in use by the %v; choose another output.dir, or wait until that job has ended", o.dir, r)
 }
 
 // lockFile is flock. Tests replace it to simulate a file system without locks.

@@ -201,10 +201,14 @@ func (o *Owner) Held() error {
 	if f, openErr := os.Open(o.path); openErr == nil {
 		defer f.Close()
 		if r := readRecord(f); r != nil && r.Token != o.self.Token {
-			return status.Errorf(status.IO, "output.dir: %s was taken over by the %v while this job ran; give each job an output.dir of its own", o.dir, r)
+			return status.Errorf(status.IO,
+				"output.dir: %s was taken over by the %v while this job ran; give each job an output.dir of its own",
+				o.dir, r)
 		}
 	}
-	return status.Errorf(status.IO, "output.dir: %s was removed or replaced while the job ran, and results are lost with it; run the job again, and leave the folder in place until it ends", o.dir)
+	return status.Errorf(status.IO,
+		"output.dir: %s was removed or replaced while the job ran, and results are lost with it; run the job again, and leave the folder in place until it ends",
+		o.dir)
 }
 
 // Release ends the ownership. After a finished run it removes the owner file. After an unfinished
@@ -253,7 +257,9 @@ func mkdirAll(dir string) (made []string, err error) {
 			break
 		}
 		if to, err := os.Readlink(at); err == nil {
-			return nil, status.Errorf(status.IO, "output.dir: %s is a symbolic link to %s, which does not exist; make that folder, or remove the link", at, to)
+			return nil, status.Errorf(status.IO,
+				"output.dir: %s is a symbolic link to %s, which does not exist; make that folder, or remove the link",
+				at, to)
 		}
 		made = append([]string{at}, made...)
 	}

@@ -113,7 +113,9 @@ func TestTake(t *testing.T) {
 		kill, r := owning(t, dir)
 		for range 2 {
 			_, err := Take(dir, Self("train", "job.toml"), quiet(t))
-			if status.Of(err) != status.IO || !strings.HasPrefix(err.Error(), "output.dir: "+dir+" is in use by the train job child.toml on "+r.Host+" (process ") ||
+			if status.Of(err) != status.IO ||
+				!strings.HasPrefix(err.Error(), "output.dir: "+dir+" is in use by the train job child.toml on "+r.Host+
+					" (process ") ||
 				!strings.HasSuffix(err.Error(), " UTC); choose another output.dir, or wait until that job has ended") {
 				t.Fatalf("locks %v: %v", locks, err)
 			}
@@ -181,7 +183,8 @@ func TestUndo(t *testing.T) {
 		}
 		must(t, o.Undo())
 	}
-	if names := left(t, dir); !slices.Equal(names, []string{"d"}) || !slices.Equal(left(t, filepath.Join(dir, "d")), []string{"note"}) {
+	if names := left(t, dir); !slices.Equal(names, []string{"d"}) ||
+		!slices.Equal(left(t, filepath.Join(dir, "d")), []string{"note"}) {
 		t.Errorf("%v", names)
 	}
 }
@@ -246,7 +249,8 @@ func TestOtherHost(t *testing.T) {
 		leave(t, dir, elsewhere)
 		waited := ""
 		o, err := Take(dir, Self("train", "job.toml"), func(text string) { waited = text })
-		if err != nil || !strings.Contains(waited, "train job job.toml on node7 (process ") || !strings.Contains(waited, "Slurm job 17") {
+		if err != nil || !strings.Contains(waited, "train job job.toml on node7 (process ") ||
+			!strings.Contains(waited, "Slurm job 17") {
 			t.Fatalf("locks %v, silent: %v, %q", locks, err, waited)
 		}
 		must(t, o.Release(true))
@@ -259,7 +263,8 @@ func TestOtherHost(t *testing.T) {
 		o, err = Take(dir, self, quiet(t))
 		must(t, err)
 		_, err = Take(dir, Self("train", "other.toml"), func(string) {})
-		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "is in use by the train job job.toml on node7 (process ") {
+		if status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "is in use by the train job job.toml on node7 (process ") {
 			t.Errorf("locks %v, renewed: %v", locks, err)
 		}
 		// The owner's requeued Slurm job takes over, and the former owner learns it from Held.
@@ -267,7 +272,8 @@ func TestOtherHost(t *testing.T) {
 		again.SlurmJob, again.Restarts = "17", 1
 		o2, err := Take(dir, again, quiet(t))
 		must(t, err)
-		if err := o.Held(); status.Of(err) != status.IO || !strings.Contains(err.Error(), "was taken over by the train job job.toml on "+again.Host) {
+		if err := o.Held(); status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "was taken over by the train job job.toml on "+again.Host) {
 			t.Errorf("locks %v: the former owner: %v", locks, err)
 		}
 		if o.Release(true) == nil || o2.Held() != nil {
@@ -349,13 +355,16 @@ func TestCheck(t *testing.T) {
 	must(t, o.Check("none", "a", "a/b/c", "a/none"))
 	for name, at := range map[string]string{"link": "link", "link/x": "link", "a/up": "a/up", "a/up/x": "a/up"} {
 		err := o.Check("none", name)
-		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "output.dir: "+filepath.Join(dir, at)+" is a symbolic link to ") {
+		if status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), "output.dir: "+filepath.Join(dir, at)+" is a symbolic link to ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, change := range []func() error{func() error { return os.RemoveAll(real) }, func() error { return os.Mkdir(real, 0o777) }} {
+	for _, change := range []func() error{func() error { return os.RemoveAll(real) },
+		func() error { return os.Mkdir(real, 0o777) }} {
 		must(t, change())
-		if err := o.Check(); status.Of(err) != status.IO || !strings.Contains(err.Error(), dir+" was removed or replaced while the job ran") {
+		if err := o.Check(); status.Of(err) != status.IO ||
+			!strings.Contains(err.Error(), dir+" was removed or replaced while the job ran") {
 			t.Error(err)
 		}
 	}
@@ -372,7 +381,8 @@ func TestFound(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(strings.TrimPrefix(name, "empty")), 0o666))
 	}
 	must(t, os.Mkdir(filepath.Join(dir, "void"), 0o777))
-	if found, err := Found(dir, "full", "empty", "dir", "void", "none"); err != nil || !slices.Equal(found, []string{"full", "dir/"}) {
+	if found, err := Found(dir, "full", "empty", "dir", "void", "none"); err != nil ||
+		!slices.Equal(found, []string{"full", "dir/"}) {
 		t.Errorf("%v %v", found, err)
 	}
 }

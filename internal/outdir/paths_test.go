@@ -27,7 +27,8 @@ func TestInside(t *testing.T) {
 		path string
 		want bool
 	}{
-		{"base", true}, {"base/sub", true}, {"base/new/model", true}, {"link", true}, {"chain/new", true}, {"deep", true}, {"deep/x", true}, {"base/../link/.", true},
+		{"base", true}, {"base/sub", true}, {"base/new/model", true}, {"link", true}, {"chain/new", true},
+		{"deep", true}, {"deep/x", true}, {"base/../link/.", true},
 		{"baseline", false}, {"", false}, {"other/base", false}, {"base/../new", false}, {"basename", false},
 	} {
 		if got := Inside(at(x.path), at("base")); got != x.want {
@@ -37,7 +38,8 @@ func TestInside(t *testing.T) {
 			t.Errorf("%s in a link to base: %v", x.path, got)
 		}
 	}
-	if !Inside("new", at("base")) || !Inside(".", at("link")) || Inside("../other", at("base")) || Inside("..", at("base")) {
+	if !Inside("new", at("base")) || !Inside(".", at("link")) || Inside("../other", at("base")) ||
+		Inside("..", at("base")) {
 		t.Error("a relative path")
 	}
 	if !Inside(at("gone/x"), at("gone")) || Inside(at("gone"), at("gone/x")) {
@@ -54,7 +56,8 @@ func TestDanglingLink(t *testing.T) {
 	}
 	for _, path := range []string{link, filepath.Join(link, "sub", "run")} {
 		_, err := Take(path, Record{Token: "1"}, func(string) {})
-		if err == nil || !strings.Contains(err.Error(), link+" is a symbolic link to "+target+", which does not exist") {
+		if err == nil ||
+			!strings.Contains(err.Error(), link+" is a symbolic link to "+target+", which does not exist") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -39,8 +39,8 @@ type Record struct {
 func Self(kind, job string) Record {
 	env := slurm.Env()
 	started, _ := process(os.Getpid())
-	r := Record{Token: rand.Text(), Host: env.Host, PID: os.Getpid(), SlurmJob: env.JobID, Restarts: env.Restarts, Kind: kind, Job: job,
-		Since: time.Now().UTC().Truncate(time.Second), Started: started}
+	r := Record{Token: rand.Text(), Host: env.Host, PID: os.Getpid(), SlurmJob: env.JobID, Restarts: env.Restarts,
+		Kind: kind, Job: job, Since: time.Now().UTC().Truncate(time.Second), Started: started}
 	if boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		r.Boot = strings.TrimSpace(string(boot))
 	}

@@ -55,7 +55,9 @@ func (o *Owner) Check(names ...string) error {
 			}
 			if info.Mode()&os.ModeSymlink != 0 {
 				to, _ := os.Readlink(at) // "" if the link was removed meanwhile
-				return status.Errorf(status.IO, "output.dir: %s is a symbolic link to %s, and no result is written through a link in output.dir; remove the link, or choose another output.dir", at, to)
+				return status.Errorf(status.IO,
+					"output.dir: %s is a symbolic link to %s, and no result is written through a link in output.dir; remove the link, or choose another output.dir",
+					at, to)
 			}
 		}
 	}

@@ -41,10 +41,14 @@ func (t *Token) See(dir, who string) error {
 			break
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s cannot read a file of rank 0 on %s: %w; choose a folder that all nodes may read and write", who, t.Host, err)
+			return fmt.Errorf(
+				"%s cannot read a file of rank 0 on %s: %w; choose a folder that all nodes may read and write", who,
+				t.Host, err)
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%s is not shared: %s does not see a file of rank 0 on %s; choose a folder on a shared file system", dir, who, t.Host)
+			return fmt.Errorf(
+				"%s is not shared: %s does not see a file of rank 0 on %s; choose a folder on a shared file system",
+				dir, who, t.Host)
 		}
 		_, _ = os.ReadDir(dir) // reading the folder makes NFS fetch it from the server
 	}

@@ -50,7 +50,8 @@ func CoreList(list string) (cores []int) {
 func GPUNode(root, uuid string) (node int, cores string) {
 	infos, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
 	for _, info := range infos {
-		if uuid == "" || !strings.EqualFold(strings.TrimPrefix(line(info, "GPU UUID:"), "GPU-"), strings.TrimPrefix(uuid, "GPU-")) {
+		if uuid == "" ||
+			!strings.EqualFold(strings.TrimPrefix(line(info, "GPU UUID:"), "GPU-"), strings.TrimPrefix(uuid, "GPU-")) {
 			continue
 		}
 		address := filepath.Base(filepath.Dir(info))

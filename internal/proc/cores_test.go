@@ -12,7 +12,8 @@ func TestCores(t *testing.T) {
 	if runtime.GOOS == "linux" && len(CoreList(Cores())) != runtime.NumCPU() {
 		t.Errorf("cores %q, NumCPU %d", Cores(), runtime.NumCPU())
 	}
-	for list, want := range map[string][]int{"3": {3}, "0-2,8-9\n": {0, 1, 2, 8, 9}, "": nil, "a": nil, "3-1": nil, "1-": nil, "0-99999999": nil} {
+	for list, want := range map[string][]int{"3": {3}, "0-2,8-9\n": {0, 1, 2, 8, 9}, "": nil, "a": nil, "3-1": nil,
+		"1-": nil, "0-99999999": nil} {
 		if got := CoreList(list); !slices.Equal(got, want) {
 			t.Errorf("%q: %v, want %v", list, got, want)
 		}
@@ -40,7 +41,8 @@ func TestGPUNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for uuid, want := range map[string]string{"GPU-aaaa": "0-3", "GPU-BBBB": "4-7", "GPU-cccc": "", "GPU-dddd": "", "": ""} {
+	for uuid, want := range map[string]string{"GPU-aaaa": "0-3", "GPU-BBBB": "4-7", "GPU-cccc": "", "GPU-dddd": "",
+		"": ""} {
 		if node, cores := GPUNode(root, uuid); cores != want || uuid == "GPU-BBBB" && node != 1 {
 			t.Errorf("%s: node %d, cores %q, want %q", uuid, node, cores, want)
 		}

@@ -34,7 +34,8 @@ type memoryFiles struct {
 
 var (
 	memoryV2 = memoryFiles{"memory.max", "memory.current", [2]string{"active_file", "inactive_file"}}
-	memoryV1 = memoryFiles{"memory.limit_in_bytes", "memory.usage_in_bytes", [2]string{"total_active_file", "total_inactive_file"}}
+	memoryV1 = memoryFiles{"memory.limit_in_bytes", "memory.usage_in_bytes",
+		[2]string{"total_active_file", "total_inactive_file"}}
 )
 
 // groupMemory returns the smallest limit of this process's control group and of its parents up to

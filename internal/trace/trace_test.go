@@ -43,11 +43,13 @@ func TestRecorder(t *testing.T) {
 	phases := ""
 	for _, e := range file.TraceEvents {
 		phases += e["ph"].(string)
-		if ts, ok := e["ts"].(float64); ok && (ts < 3.6e9 || e["pid"] != 7.0 || e["name"] != `sequence all"to</script>all`) {
+		if ts, ok := e["ts"].(float64); ok &&
+			(ts < 3.6e9 || e["pid"] != 7.0 || e["name"] != `sequence all"to</script>all`) {
 			t.Errorf("%v", e)
 		}
 	}
-	if phases != "MMMMMXbeX" || !strings.Contains(string(b), "comm: compute stream, enqueued by the host") || file.OtherData["a"] != "b" {
+	if phases != "MMMMMXbeX" || !strings.Contains(string(b), "comm: compute stream, enqueued by the host") ||
+		file.OtherData["a"] != "b" {
 		t.Errorf("events %s in %s", phases, b)
 	}
 }

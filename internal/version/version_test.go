@@ -12,7 +12,8 @@ import (
 // Every file that states a version has the version of the file VERSION.
 func TestOneVersion(t *testing.T) {
 	var major, minor, patch int
-	if n, err := fmt.Sscanf(String, "%d.%d.%d", &major, &minor, &patch); n != 3 || err != nil || String != fmt.Sprintf("%d.%d.%d", major, minor, patch) {
+	if n, err := fmt.Sscanf(String, "%d.%d.%d", &major, &minor, &patch); n != 3 || err != nil ||
+		String != fmt.Sprintf("%d.%d.%d", major, minor, patch) {
 		t.Fatalf("VERSION holds %q: major.minor.patch is needed", file)
 	}
 	for _, x := range []struct{ file, pattern, want string }{
@@ -23,7 +24,8 @@ func TestOneVersion(t *testing.T) {
 		{"python/pyproject.toml", `(?m)^version = (.*)$`, `{ attr = "ulysses.__version__" }`},
 		{"Makefile", `(?m)^VERSION := (.*)$`, "$(shell cat internal/version/VERSION)"},
 		{"Makefile", `(?m)^ABI := (.*)$`, fmt.Sprint(major)},
-		{"Makefile", `(?m)^\t.*(\$\(GO\) build .* ./cmd/ulysses-mpi)$`, "$(GO) build $(STAMP) -tags mpi -o $(PROGRAM) ./cmd/ulysses-mpi"},
+		{"Makefile", `(?m)^\t.*(\$\(GO\) build .* ./cmd/ulysses-mpi)$`,
+			"$(GO) build $(STAMP) -tags mpi -o $(PROGRAM) ./cmd/ulysses-mpi"},
 	} {
 		text, err := os.ReadFile("../../" + x.file)
 		if err != nil {
@@ -41,7 +43,9 @@ func TestStamp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{`STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)`, `STAMP := -ldflags "$(STAMP_FLAGS)"`, `LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS)`} {
+	for _, line := range []string{`STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)`,
+		`STAMP := -ldflags "$(STAMP_FLAGS)"`,
+		`LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS)`} {
 		if !strings.Contains(string(makefile), line) {
 			t.Errorf("the Makefile has no line with %s", line)
 		}

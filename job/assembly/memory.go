@@ -121,7 +121,8 @@ func printChoices(out io.Writer, t *train.Trainer) error {
 		if c.Chosen {
 			mark = "chosen"
 		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", DescribeChoice(c), units.MiB(c.Device), units.MiB(c.Host), fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", DescribeChoice(c), units.MiB(c.Device), units.MiB(c.Host),
+			fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)
 	}
 	fmt.Fprintln(w)
 	return w.Flush()

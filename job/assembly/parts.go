@@ -63,9 +63,12 @@ func (p *Parts) Layout() error {
 	}
 	// On the CPU, the ranks that move bytes and the kernels share cores.
 	overlap := j.Parallel.Overlap == "on" || j.Parallel.Overlap == "auto" && p.Device.Info().Place != tensor.Host
-	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence),
-		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters(), Experts: p.Mesh.ExpertRanks(),
-		MoveBiases: j.Kind == "train" && j.Optimizer.ExpertBiasRate > 0})
+	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config,
+		model.Options{Compute: p.Compute, Strategy: strategy,
+			Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence), Ring: int64(p.Mesh.Ring),
+			Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters(),
+			Experts:    p.Mesh.ExpertRanks(),
+			MoveBiases: j.Kind == "train" && j.Optimizer.ExpertBiasRate > 0})
 	if err != nil {
 		return err
 	}
@@ -133,9 +136,10 @@ func (p *Parts) describeStep(x *train.Offload) string {
 // Setup returns the trainer's setup as the job file determines it, without data.
 func (p *Parts) Setup() *train.Setup {
 	j := p.Job
-	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Optimizer: &j.Optimizer, Clock: p.Clock,
-		Data: train.Data{Config: &j.Data}, Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost, PerNode: p.PerNode, Stage: int(j.Parallel.Zero)},
-		Seed: uint64(j.Seed), Loop: train.Loop{EvalEvery: j.Eval.Every, OnNaN: j.Train.OnNaN}}
+	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Optimizer: &j.Optimizer,
+		Clock: p.Clock, Data: train.Data{Config: &j.Data},
+		Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost, PerNode: p.PerNode, Stage: int(j.Parallel.Zero)},
+		Seed:   uint64(j.Seed), Loop: train.Loop{EvalEvery: j.Eval.Every, OnNaN: j.Train.OnNaN}}
 }
 
 // Free frees the weights and the model.

@@ -25,7 +25,8 @@ func (p *Parts) SampleModel() (m *model.Model, bytes int64, err error) {
 
 // SampleComponents lists the memory of eval.sample for the memory plan.
 func SampleComponents(weights, decoder int64) []model.Component {
-	return []model.Component{{Name: "weights of eval.sample", Bytes: weights}, {Name: "decoder of eval.sample", Bytes: decoder}}
+	return []model.Component{{Name: "weights of eval.sample", Bytes: weights},
+		{Name: "decoder of eval.sample", Bytes: decoder}}
 }
 
 // PlanSample returns the memory of eval.sample for a plan, which has no tokenizer: a prompt has at

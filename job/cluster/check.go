@@ -73,7 +73,8 @@ func Check(c comm.Comm, s *Subject) (*Report, error) {
 
 // facts returns what this rank sees without the others.
 func (s *Subject) facts() Facts {
-	f := Facts{Host: s.Host, LocalRank: s.LocalRank, Version: s.Version, Variables: s.Variables, Interfaces: s.Interfaces, Free: proc.FreeMemory()}
+	f := Facts{Host: s.Host, LocalRank: s.LocalRank, Version: s.Version, Variables: s.Variables,
+		Interfaces: s.Interfaces, Free: proc.FreeMemory()}
 	f.Program = checksumOf(s.Program)
 	switch {
 	case s.PluginErr != nil:
@@ -165,7 +166,9 @@ func (r *Report) output(c comm.Comm, s *Subject) error {
 	}
 	first = all[0]
 	if first.Err != "" {
-		r.Findings = append(r.Findings, Finding{status.IO, "output.dir", who(r.Ranks, 0) + " cannot write into it: " + first.Err + "; choose a folder that you may write to"})
+		r.Findings = append(r.Findings,
+			Finding{status.IO, "output.dir", who(r.Ranks, 0) + " cannot write into it: " + first.Err +
+				"; choose a folder that you may write to"})
 		return nil
 	}
 	var own string

@@ -20,8 +20,10 @@ import (
 // subject returns what a rank contributes if nothing is wrong: two ranks a node.
 func subject(t *testing.T, dir string, rank int) *Subject {
 	t.Helper()
-	return &Subject{Host: fmt.Sprintf("n%d", rank/2+1), LocalRank: rank % 2, Version: "v1", Program: filepath.Join(dir, "program"), JobFile: []byte("seed = 1"),
-		Files: []Files{{Key: "data.path", List: []comm.File{{Name: "a.txt", Path: filepath.Join(dir, "a.txt")}}}}, Output: filepath.Join(dir, "out", "run"),
+	return &Subject{Host: fmt.Sprintf("n%d", rank/2+1), LocalRank: rank % 2, Version: "v1",
+		Program: filepath.Join(dir, "program"), JobFile: []byte("seed = 1"),
+		Files:  []Files{{Key: "data.path", List: []comm.File{{Name: "a.txt", Path: filepath.Join(dir, "a.txt")}}}},
+		Output: filepath.Join(dir, "out", "run"),
 		Open: func() (device.Device, tensor.DType, error) {
 			d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1})
 			return d, tensor.F32, err
@@ -94,7 +96,8 @@ func TestKernelNames(t *testing.T) {
 		}
 	})
 	var out strings.Builder
-	if err := r.Print(&out); err != nil || !strings.HasSuffix(r.Ranks[0].Kernels, "bf16") || !strings.Contains(out.String(), r.Ranks[0].Kernels) {
+	if err := r.Print(&out); err != nil || !strings.HasSuffix(r.Ranks[0].Kernels, "bf16") ||
+		!strings.Contains(out.String(), r.Ranks[0].Kernels) {
 		t.Errorf("%v, not bf16:\n%s", err, out.String())
 	}
 	for dtype, want := range map[tensor.DType]int{tensor.F32: 0, tensor.BF16: 1} {
@@ -160,14 +163,16 @@ func TestClusterCheck(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := check(t, 4, c.spoil)
-			if c.want == "" && len(r.Findings) > 0 || c.want != "" && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Text, c.want)) || r.Code() != c.code {
+			if c.want == "" && len(r.Findings) > 0 || c.want != "" &&
+				(len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Text, c.want)) || r.Code() != c.code {
 				t.Errorf("code %v, %v: want %q", r.Code(), r.Findings, c.want)
 			}
 			if len(r.Links) != 6 {
 				t.Errorf("%d links of 4 ranks", len(r.Links))
 			}
 			var out strings.Builder
-			if err := r.Print(&out); err != nil || strings.Count(out.String(), "\nn1 ")+strings.Count(out.String(), "\nn2 ") != 2 {
+			if err := r.Print(&out); err != nil ||
+				strings.Count(out.String(), "\nn1 ")+strings.Count(out.String(), "\nn2 ") != 2 {
 				t.Errorf("%v\n%s", err, out.String())
 			}
 		})
@@ -194,7 +199,9 @@ func TestOutputNotShared(t *testing.T) {
 		if err := x.output(c, &Subject{Host: "n1", Output: own}); err != nil {
 			return err
 		}
-		if want := " is not shared: rank 1 on n2 does not see a file of rank 0 on n1; choose a folder on a shared file system"; len(x.Findings) != 1 || !strings.Contains(x.Findings[0].Text, want) {
+		if want := " is not shared: rank 1 on n2 does not see a file of rank 0 on n1; choose a folder on a shared file system"; len(
+			x.Findings) != 1 ||
+			!strings.Contains(x.Findings[0].Text, want) {
 			t.Errorf("%v", x.Findings)
 		}
 		return nil
@@ -275,7 +282,8 @@ func TestSlowLinks(t *testing.T) {
 // The measurement of links ends after its budget and says what it has left out.
 func TestBudget(t *testing.T) {
 	r := check(t, 6, func(_ int, s *Subject) { s.Budget = time.Nanosecond })
-	if len(r.Links) != 3 || r.Unmeasured != 12 || len(r.Findings) != 1 || !strings.HasPrefix(r.Findings[0].Text, "12 pairs were not measured") || r.Code() != status.OK {
+	if len(r.Links) != 3 || r.Unmeasured != 12 || len(r.Findings) != 1 ||
+		!strings.HasPrefix(r.Findings[0].Text, "12 pairs were not measured") || r.Code() != status.OK {
 		t.Errorf("%d links, %d left out: %v", len(r.Links), r.Unmeasured, r.Findings)
 	}
 }

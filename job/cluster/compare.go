@@ -56,14 +56,25 @@ func compare(all []Facts) (found []Finding) {
 			found = append(found, Finding{code, what, text + "; " + fix})
 		}
 	}
-	different("program", status.InvalidArgument, "install the same file on every node", func(f *Facts) string { return f.Version + ", " + f.Program })
-	different("CUDA plug-in", status.InvalidArgument, "install the same file on every node, or set ULYSSES_CUDA_PLUGIN on every rank", func(f *Facts) string { return f.Plugin })
-	different("job file", status.InvalidConfig, "copy the file of rank 0 to every node, or put it on a shared file system", func(f *Facts) string { return f.JobFile })
-	found = append(found, faults(all)...)
-	different("device", status.InvalidConfig, `set device.backend to "cuda" or "cpu"`, func(f *Facts) string { return f.Kind })
-	different("kernels", status.InvalidConfig, "set ULYSSES_ISA (on a GPU ULYSSES_KERNEL) on all ranks to what all nodes have", func(f *Facts) string {
-		return device.Info{Kernels: f.Kernels}.KernelsIn(f.Compute)
+	different("program", status.InvalidArgument, "install the same file on every node", func(f *Facts) string {
+		return f.Version + ", " + f.Program
 	})
+	different("CUDA plug-in", status.InvalidArgument,
+		"install the same file on every node, or set ULYSSES_CUDA_PLUGIN on every rank", func(f *Facts) string {
+			return f.Plugin
+		})
+	different("job file", status.InvalidConfig,
+		"copy the file of rank 0 to every node, or put it on a shared file system", func(f *Facts) string {
+			return f.JobFile
+		})
+	found = append(found, faults(all)...)
+	different("device", status.InvalidConfig, `set device.backend to "cuda" or "cpu"`, func(f *Facts) string {
+		return f.Kind
+	})
+	different("kernels", status.InvalidConfig,
+		"set ULYSSES_ISA (on a GPU ULYSSES_KERNEL) on all ranks to what all nodes have", func(f *Facts) string {
+			return device.Info{Kernels: f.Kernels}.KernelsIn(f.Compute)
+		})
 	return append(append(append(found, variables(all)...), memory(all)...), interfaces(all)...)
 }
 
@@ -168,7 +179,9 @@ func variables(all []Facts) (found []Finding) {
 			continue
 		}
 		for _, text := range texts {
-			found = append(found, Finding{status.InvalidArgument, "environment", text + "; pass the same value to all ranks (srun --export=ALL, mpirun -x " + n + ")"})
+			found = append(found,
+				Finding{status.InvalidArgument, "environment",
+					text + "; pass the same value to all ranks (srun --export=ALL, mpirun -x " + n + ")"})
 		}
 	}
 	return found
@@ -201,8 +214,11 @@ func memory(all []Facts) (found []Finding) {
 	middle := median(free)
 	for _, r := range firsts(all) {
 		if x := float64(all[r].Free); x > 0 && x < middle/2 {
-			found = append(found, Finding{status.OutOfMemory, "host memory", fmt.Sprintf("%s has %s free, the median of the nodes is %s; end what uses the memory of %s, or leave this node out",
-				who(all, r), units.GiB(all[r].Free), units.GiB(int64(middle)), all[r].Host)})
+			found = append(found,
+				Finding{status.OutOfMemory, "host memory",
+					fmt.Sprintf(
+						"%s has %s free, the median of the nodes is %s; end what uses the memory of %s, or leave this node out",
+						who(all, r), units.GiB(all[r].Free), units.GiB(int64(middle)), all[r].Host)})
 		}
 	}
 	return found

@@ -14,8 +14,10 @@ func nodes(n, perNode int) []Facts {
 	var all []Facts
 	for node := range n {
 		for local := range perNode {
-			all = append(all, Facts{Host: fmt.Sprintf("n%d", node+1), LocalRank: local, Version: "v1", Program: "sha256 aa", Plugin: "none", JobFile: "sha256 bb",
-				Kind: "cpu", Device: "EPYC", Kernels: "avx2", Rate: 1e12, Free: 64 << 30, Variables: map[string]string{"UCX_TLS": "rc"}, Interfaces: []string{"lo", "eth0"}})
+			all = append(all,
+				Facts{Host: fmt.Sprintf("n%d", node+1), LocalRank: local, Version: "v1", Program: "sha256 aa",
+					Plugin: "none", JobFile: "sha256 bb", Kind: "cpu", Device: "EPYC", Kernels: "avx2", Rate: 1e12,
+					Free: 64 << 30, Variables: map[string]string{"UCX_TLS": "rc"}, Interfaces: []string{"lo", "eth0"}})
 		}
 	}
 	return all
@@ -37,23 +39,38 @@ func TestCompare(t *testing.T) {
 		code  status.Code
 		want  []string
 	}{
-		{"program", func(all []Facts) { all[3].Program = "sha256 cc" }, status.InvalidArgument, []string{"rank 3 on n2: v1, sha256 cc", "ranks 0, 1 on n1 and 2 on n2: v1, sha256 aa", "install the same file"}},
-		{"program", func(all []Facts) { all[0].Version = "v0" }, status.InvalidArgument, []string{"rank 0 on n1: v0, sha256 aa"}},
-		{"CUDA plug-in", func(all []Facts) { all[1].Plugin = "cannot be used: ABI 3" }, status.InvalidArgument, []string{"rank 1 on n1: cannot be used: ABI 3", "ULYSSES_CUDA_PLUGIN"}},
-		{"job file", func(all []Facts) { all[2].JobFile, all[3].JobFile = "sha256 dd", "sha256 dd" }, status.InvalidConfig, []string{"ranks 2, 3 on n2: sha256 dd; ranks 0, 1 on n1: sha256 bb", "copy the file of rank 0"}},
-		{"kernels", func(all []Facts) { all[2].Kernels = "avx512" }, status.InvalidConfig, []string{"rank 2 on n2: avx512", "ULYSSES_ISA"}},
-		{"device", func(all []Facts) { all[2].Kind = "cuda" }, status.InvalidConfig, []string{"rank 2 on n2: cuda", "device.backend"}},
-		{"environment", func(all []Facts) { all[3].Variables = map[string]string{"UCX_TLS": "tcp"} }, status.InvalidArgument, []string{"rank 3 on n2: UCX_TLS=tcp; ranks 0, 1 on n1 and 2 on n2: UCX_TLS=rc", "mpirun -x UCX_TLS"}},
-		{"environment", func(all []Facts) { all[3].Variables = nil }, status.InvalidArgument, []string{"rank 3 on n2: UCX_TLS is not set"}},
-		{"host memory", func(all []Facts) { all[2].Free, all[3].Free = 10<<30, 10<<30 }, status.OutOfMemory, []string{"rank 2 on n2 has 10.0 GiB free, the median of the nodes is 37.0 GiB", "leave this node out"}},
-		{"slow device", func(all []Facts) { all[1].Rate = 0.7e12 }, status.Device, []string{"rank 1 on n1: EPYC multiplies matrices with 700 GFLOP/s, the median is 1 TFLOP/s", "--cpu-bind"}},
+		{"program", func(all []Facts) { all[3].Program = "sha256 cc" }, status.InvalidArgument,
+			[]string{"rank 3 on n2: v1, sha256 cc", "ranks 0, 1 on n1 and 2 on n2: v1, sha256 aa",
+				"install the same file"}},
+		{"program", func(all []Facts) { all[0].Version = "v0" }, status.InvalidArgument,
+			[]string{"rank 0 on n1: v0, sha256 aa"}},
+		{"CUDA plug-in", func(all []Facts) { all[1].Plugin = "cannot be used: ABI 3" }, status.InvalidArgument,
+			[]string{"rank 1 on n1: cannot be used: ABI 3", "ULYSSES_CUDA_PLUGIN"}},
+		{"job file", func(all []Facts) { all[2].JobFile, all[3].JobFile = "sha256 dd", "sha256 dd" },
+			status.InvalidConfig,
+			[]string{"ranks 2, 3 on n2: sha256 dd; ranks 0, 1 on n1: sha256 bb", "copy the file of rank 0"}},
+		{"kernels", func(all []Facts) { all[2].Kernels = "avx512" }, status.InvalidConfig,
+			[]string{"rank 2 on n2: avx512", "ULYSSES_ISA"}},
+		{"device", func(all []Facts) { all[2].Kind = "cuda" }, status.InvalidConfig,
+			[]string{"rank 2 on n2: cuda", "device.backend"}},
+		{"environment", func(all []Facts) { all[3].Variables = map[string]string{"UCX_TLS": "tcp"} },
+			status.InvalidArgument,
+			[]string{"rank 3 on n2: UCX_TLS=tcp; ranks 0, 1 on n1 and 2 on n2: UCX_TLS=rc", "mpirun -x UCX_TLS"}},
+		{"environment", func(all []Facts) { all[3].Variables = nil }, status.InvalidArgument,
+			[]string{"rank 3 on n2: UCX_TLS is not set"}},
+		{"host memory", func(all []Facts) { all[2].Free, all[3].Free = 10<<30, 10<<30 }, status.OutOfMemory,
+			[]string{"rank 2 on n2 has 10.0 GiB free, the median of the nodes is 37.0 GiB", "leave this node out"}},
+		{"slow device", func(all []Facts) { all[1].Rate = 0.7e12 }, status.Device,
+			[]string{"rank 1 on n1: EPYC multiplies matrices with 700 GFLOP/s, the median is 1 TFLOP/s", "--cpu-bind"}},
 		{"slow device", func(all []Facts) {
 			for r := range all {
 				all[r].Kind = "cuda"
 			}
 			all[3].Rate = 0.5e12
 		}, status.Device, []string{"rank 3 on n2", "nvidia-smi"}},
-		{"data.path", func(all []Facts) { all[3].Faults = []Fault{{"data.path", "data.path: a.txt: no such file", status.IO}} }, status.IO, []string{"rank 3 on n2: a.txt: no such file"}},
+		{"data.path", func(all []Facts) {
+			all[3].Faults = []Fault{{"data.path", "data.path: a.txt: no such file", status.IO}}
+		}, status.IO, []string{"rank 3 on n2: a.txt: no such file"}},
 		{"data.path", func(all []Facts) {
 			for r := range all {
 				all[r].Faults = []Fault{{"data.path", "data.path: a.txt: no such file", status.IO}}
@@ -74,7 +91,8 @@ func TestCompare(t *testing.T) {
 		}
 		r := Report{Ranks: all, Findings: found}
 		var out strings.Builder
-		if err := r.Print(&out); err != nil || r.Code() != c.code || !strings.Contains(out.String(), "4 ranks on 2 nodes: 1 finding\n") {
+		if err := r.Print(&out); err != nil || r.Code() != c.code ||
+			!strings.Contains(out.String(), "4 ranks on 2 nodes: 1 finding\n") {
 			t.Errorf("%s: code %v, %v\n%s", c.what, r.Code(), err, out.String())
 		}
 	}
@@ -114,8 +132,10 @@ func TestNameIsShort(t *testing.T) {
 }
 
 func TestVariables(t *testing.T) {
-	got := Variables([]string{"UCX_TLS=rc", "NCCL_DEBUG=INFO=2", "OMPI_MCA_pml=ucx", "OMPI_MCA_ess_base_vpid=1", "OMPI_MCA_orte_launch=1", "OMPI_COMM_WORLD_RANK=3", "ULYSSES_ISA=avx2", "ULYSSES_SECRET=x", "HOME=/root"})
-	if want := map[string]string{"UCX_TLS": "rc", "NCCL_DEBUG": "INFO=2", "OMPI_MCA_pml": "ucx", "ULYSSES_ISA": "avx2"}; !maps.Equal(got, want) {
+	got := Variables([]string{"UCX_TLS=rc", "NCCL_DEBUG=INFO=2", "OMPI_MCA_pml=ucx", "OMPI_MCA_ess_base_vpid=1",
+		"OMPI_MCA_orte_launch=1", "OMPI_COMM_WORLD_RANK=3", "ULYSSES_ISA=avx2", "ULYSSES_SECRET=x", "HOME=/root"})
+	if want := map[string]string{"UCX_TLS": "rc", "NCCL_DEBUG": "INFO=2", "OMPI_MCA_pml": "ucx",
+		"ULYSSES_ISA": "avx2"}; !maps.Equal(got, want) {
 		t.Error(got)
 	}
 }
@@ -127,12 +147,16 @@ func TestInterfaceAdvice(t *testing.T) {
 		all[r].Interfaces = []string{"lo", "eth0", "docker0", "virbr0"}
 	}
 	found := compare(all)
-	if len(found) != 1 || found[0].Code != status.OK || !strings.Contains(found[0].Text, "rank 2 on n2: no other node can reach docker0, virbr0; Open MPI") || !strings.Contains(found[0].Text, "OMPI_MCA_btl_tcp_if_include") {
+	if len(found) != 1 || found[0].Code != status.OK ||
+		!strings.Contains(found[0].Text, "rank 2 on n2: no other node can reach docker0, virbr0; Open MPI") ||
+		!strings.Contains(found[0].Text, "OMPI_MCA_btl_tcp_if_include") {
 		t.Fatal(found)
 	}
 	r := Report{Ranks: all, Findings: found}
 	var out strings.Builder
-	if err := r.Print(&out); err != nil || r.Code() != status.OK || !strings.Contains(out.String(), "\nadvice: network: rank 2 on n2") || !strings.Contains(out.String(), "nothing is wrong") {
+	if err := r.Print(&out); err != nil || r.Code() != status.OK ||
+		!strings.Contains(out.String(), "\nadvice: network: rank 2 on n2") ||
+		!strings.Contains(out.String(), "nothing is wrong") {
 		t.Errorf("%v %v\n%s", r.Code(), err, out.String())
 	}
 	if found := compare(all[2:]); len(found) > 0 {

@@ -53,7 +53,8 @@ func InterfaceAdvice(names []string, variable func(name string) (value string, s
 	if len(found) == 0 {
 		return "", ""
 	}
-	return "no other node can reach " + strings.Join(found, ", ") + "; Open MPI may try it and wait for ever", interfaceFix
+	return "no other node can reach " + strings.Join(found, ", ") + "; Open MPI may try it and wait for ever",
+		interfaceFix
 }
 
 // interfaces advises on nodes where Open MPI may use an interface that no other node can reach. It
@@ -65,7 +66,10 @@ func interfaces(all []Facts) (found []Finding) {
 	}
 	for _, r := range nodes {
 		f := &all[r]
-		text, fix := InterfaceAdvice(f.Interfaces, func(name string) (string, bool) { v, ok := f.Variables[name]; return v, ok })
+		text, fix := InterfaceAdvice(f.Interfaces, func(name string) (string, bool) {
+			v, ok := f.Variables[name]
+			return v, ok
+		})
 		if text != "" {
 			found = append(found, Finding{status.OK, "network", who(all, r) + ": " + text + "; " + fix})
 		}

@@ -64,7 +64,8 @@ func (r *Report) clocks(c comm.Comm, s *Subject) error {
 			if trip.Seconds() < best {
 				best = trip.Seconds()
 				middle := began.Add(trip / 2)
-				r.Ranks[rank].ClockOff, r.Ranks[rank].ClockUncertainty = time.Duration(buffer[0]-middle.UnixNano()).Seconds(), best/2
+				r.Ranks[rank].ClockOff,
+					r.Ranks[rank].ClockUncertainty = time.Duration(buffer[0]-middle.UnixNano()).Seconds(), best/2
 			}
 		}
 		return nil
@@ -93,8 +94,11 @@ func (r *Report) clocks(c comm.Comm, s *Subject) error {
 		f := &r.Ranks[i]
 		f.ClockOff, f.ClockUncertainty = off[2*i], off[2*i+1]
 		if math.Abs(f.ClockOff)-f.ClockUncertainty > clockLimit {
-			r.Findings = append(r.Findings, Finding{status.InvalidArgument, "clock", fmt.Sprintf("the clock of %s differs by %+.3g s from that of %s; start NTP or chrony on both nodes",
-				who(r.Ranks, i), f.ClockOff, who(r.Ranks, 0))})
+			r.Findings = append(r.Findings,
+				Finding{status.InvalidArgument, "clock",
+					fmt.Sprintf(
+						"the clock of %s differs by %+.3g s from that of %s; start NTP or chrony on both nodes",
+						who(r.Ranks, i), f.ClockOff, who(r.Ranks, 0))})
 		}
 	}
 	return nil
@@ -169,7 +173,10 @@ func (r *Report) links(c comm.Comm, s *Subject) error {
 	slices.SortFunc(r.Links, func(x, y Link) int { return cmp.Or(x.A-y.A, x.B-y.B) })
 	r.Findings = append(r.Findings, slowLinks(r.Ranks, r.Links)...)
 	if r.Unmeasured > 0 {
-		r.Findings = append(r.Findings, Finding{status.OK, "links", fmt.Sprintf("%s were not measured, because %v had passed; check fewer nodes at once", units.Count(r.Unmeasured, "pair"), budget)})
+		r.Findings = append(r.Findings,
+			Finding{status.OK, "links",
+				fmt.Sprintf("%s were not measured, because %v had passed; check fewer nodes at once",
+					units.Count(r.Unmeasured, "pair"), budget)})
 	}
 	return nil
 }
@@ -226,8 +233,10 @@ func slowLinks(all []Facts, links []Link) (found []Finding) {
 		if inside(l) {
 			fix = "look for other processes on the node and its cores"
 		}
-		found = append(found, Finding{status.Comm, "slow link", fmt.Sprintf("%s and %s: %sB/s in each direction, the median of such links is %sB/s; %s",
-			who(all, l.A), who(all, l.B), units.Spaced(l.Bytes), units.Spaced(middle), fix)})
+		found = append(found,
+			Finding{status.Comm, "slow link",
+				fmt.Sprintf("%s and %s: %sB/s in each direction, the median of such links is %sB/s; %s",
+					who(all, l.A), who(all, l.B), units.Spaced(l.Bytes), units.Spaced(middle), fix)})
 	}
 	return found
 }

@@ -58,7 +58,8 @@ func (r *Report) Print(w io.Writer) error {
 				link = min(link, l.Bytes)
 			}
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", f.Host, span(ranks), strings.TrimPrefix(f.Program, "sha256 "), or(f.Device, "none"), or(f.Kernels, "-"),
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", f.Host, span(ranks),
+			strings.TrimPrefix(f.Program, "sha256 "), or(f.Device, "none"), or(f.Kernels, "-"),
 			rate(slowest, fastest), units.GiB(f.Free), clock(f, first), perSecond(link))
 	}
 	if err := table.Flush(); err != nil {
@@ -74,9 +75,11 @@ func (r *Report) Print(w io.Writer) error {
 			return err
 		}
 	}
-	verdict := fmt.Sprintf("%s on %s: nothing is wrong", units.Count(len(r.Ranks), "rank"), units.Count(len(firsts(r.Ranks)), "node"))
+	verdict := fmt.Sprintf("%s on %s: nothing is wrong", units.Count(len(r.Ranks), "rank"),
+		units.Count(len(firsts(r.Ranks)), "node"))
 	if faults > 0 {
-		verdict = fmt.Sprintf("%s on %s: %s", units.Count(len(r.Ranks), "rank"), units.Count(len(firsts(r.Ranks)), "node"), units.Count(faults, "finding"))
+		verdict = fmt.Sprintf("%s on %s: %s", units.Count(len(r.Ranks), "rank"),
+			units.Count(len(firsts(r.Ranks)), "node"), units.Count(faults, "finding"))
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", verdict)
 	return err

@@ -92,8 +92,10 @@ func speeds(all []Facts) (found []Finding) {
 			if f.Kind == "cuda" {
 				fix = "look for other processes, a power limit or heat with nvidia-smi -q, or leave this node out"
 			}
-			found = append(found, Finding{status.Device, "slow device", fmt.Sprintf("%s: %s multiplies matrices with %sFLOP/s, the median is %sFLOP/s; %s",
-				who(all, r), f.Device, units.Spaced(f.Rate), units.Spaced(middle), fix)})
+			found = append(found,
+				Finding{status.Device, "slow device",
+					fmt.Sprintf("%s: %s multiplies matrices with %sFLOP/s, the median is %sFLOP/s; %s",
+						who(all, r), f.Device, units.Spaced(f.Rate), units.Spaced(middle), fix)})
 		}
 	}
 	return found

@@ -29,7 +29,8 @@ type finding struct {
 
 // Print prints the list, then what is missing. Missing things are not an error.
 func Print(w io.Writer) error {
-	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher(), network()}, gpus()...)
+	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher(),
+		network()}, gpus()...)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range findings {
 		fmt.Fprintf(table, "  %s\t%s\n", f.what, f.found)
@@ -63,15 +64,19 @@ func processor() finding {
 	for _, f := range []struct {
 		id   cpuid.FeatureID
 		name string
-	}{{cpuid.AVX2, "AVX2"}, {cpuid.FMA3, "FMA3"}, {cpuid.AVX512F, "AVX-512F"}, {cpuid.AVX512DQ, "AVX-512DQ"}, {cpuid.AVX512BW, "AVX-512BW"},
+	}{{cpuid.AVX2, "AVX2"}, {cpuid.FMA3, "FMA3"}, {cpuid.AVX512F, "AVX-512F"}, {cpuid.AVX512DQ, "AVX-512DQ"},
+		{cpuid.AVX512BW, "AVX-512BW"},
 		{cpuid.AVX512VL, "AVX-512VL"}, {cpuid.AVX512BF16, "AVX-512BF16"}, {cpuid.AMXBF16, "AMX-BF16"}} {
 		if cpuid.CPU.Supports(f.id) {
 			have = append(have, f.name)
 		}
 	}
-	f := finding{what: "processor", found: fmt.Sprintf("%s (%s): %s", strings.TrimSpace(cpuid.CPU.BrandName), runtime.GOARCH, strings.Join(have, " "))}
+	f := finding{what: "processor",
+		found: fmt.Sprintf("%s (%s): %s", strings.TrimSpace(cpuid.CPU.BrandName), runtime.GOARCH,
+			strings.Join(have, " "))}
 	if !cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3) {
-		f.consequence, f.fix = "no AVX2 with FMA: the portable kernels run, several times slower", "use a processor with AVX2; in a virtual machine, pass the host's CPU model through"
+		f.consequence, f.fix = "no AVX2 with FMA: the portable kernels run, several times slower",
+			"use a processor with AVX2; in a virtual machine, pass the host's CPU model through"
 	}
 	return f
 }
@@ -94,9 +99,11 @@ func kernels() finding {
 // cores compares the affinity mask (NumCPU) with the quota of the container (GOMAXPROCS).
 func cores() finding {
 	n, quota := runtime.NumCPU(), runtime.GOMAXPROCS(0)
-	f := finding{what: "cores", found: fmt.Sprintf("%d allowed to this process, %d physical in the machine", n, cpuid.CPU.PhysicalCores)}
+	f := finding{what: "cores",
+		found: fmt.Sprintf("%d allowed to this process, %d physical in the machine", n, cpuid.CPU.PhysicalCores)}
 	if quota < n {
-		f.consequence = fmt.Sprintf("GOMAXPROCS or the container allows %d of the %d cores: more threads slow each other down", quota, n)
+		f.consequence = fmt.Sprintf(
+			"GOMAXPROCS or the container allows %d of the %d cores: more threads slow each other down", quota, n)
 		f.fix = fmt.Sprintf("raise the quota, or keep ranks x device.threads at or below %d", quota)
 	}
 	return f
@@ -122,7 +129,8 @@ func mpi() finding {
 		f.fix = "install Open MPI (Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin pkg-config) and build with make"
 	case err != nil:
 		if _, err := exec.LookPath("srun"); err != nil {
-			f.consequence, f.fix = "neither mpirun nor srun is in PATH: several processes cannot be started", "install the launcher (Debian, Ubuntu: apt-get install openmpi-bin)"
+			f.consequence, f.fix = "neither mpirun nor srun is in PATH: several processes cannot be started",
+				"install the launcher (Debian, Ubuntu: apt-get install openmpi-bin)"
 		}
 	}
 	return f
@@ -133,7 +141,8 @@ func launcher() finding {
 	if e.Tasks <= 1 && e.Launcher == "" {
 		return finding{what: "launcher", found: "none"}
 	}
-	return finding{what: "launcher", found: fmt.Sprintf("%s: %d tasks, %d on this node (%s)", e.Launcher, e.Tasks, e.LocalSize, e.Host)}
+	return finding{what: "launcher",
+		found: fmt.Sprintf("%s: %d tasks, %d on this node (%s)", e.Launcher, e.Tasks, e.LocalSize, e.Host)}
 }
 
 // network lists the interfaces of this node, and advises on those that Open MPI should not use.

@@ -43,9 +43,11 @@ func gpus() []finding {
 	for i, g := range found.Opened {
 		f := finding{what: fmt.Sprintf("GPU %d", i)}
 		if g.Err != nil {
-			f.found, f.consequence, f.fix = "cannot be opened", "ranks that are assigned to this GPU fail", g.Err.Error()
+			f.found, f.consequence, f.fix = "cannot be opened", "ranks that are assigned to this GPU fail",
+				g.Err.Error()
 		} else {
-			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, units.GiB(g.Details.Free), units.GiB(g.Memory), g.Kernels)
+			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, units.GiB(g.Details.Free), units.GiB(g.Memory),
+				g.Kernels)
 		}
 		list = append(list, f)
 	}

@@ -76,7 +76,8 @@ func parseCluster(src, path string) (*Cluster, error) {
 				fault("%s: unknown key%s", key, nearestOf(key))
 				continue
 			}
-			if err := clusterKeys[i].convert(reflect.ValueOf(c).Elem().FieldByIndex(clusterKeys[i].index), value); err != nil {
+			if err := clusterKeys[i].convert(reflect.ValueOf(c).Elem().FieldByIndex(clusterKeys[i].index),
+				value); err != nil {
 				fault("%v", err)
 			}
 		}
@@ -86,7 +87,9 @@ func parseCluster(src, path string) (*Cluster, error) {
 		return nil, err
 	}
 	if c.Nodes*c.PerNode > MaxPlanned {
-		return nil, status.Errorf(status.InvalidConfig, "%s: nodes %d x ranks_per_node %d: too many ranks; at most %d are possible", path, c.Nodes, c.PerNode, MaxPlanned)
+		return nil, status.Errorf(status.InvalidConfig,
+			"%s: nodes %d x ranks_per_node %d: too many ranks; at most %d are possible", path, c.Nodes, c.PerNode,
+			MaxPlanned)
 	}
 	return c, nil
 }

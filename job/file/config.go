@@ -42,7 +42,8 @@ func (j *Job) ReadConfig() (c *model.Config, err error) {
 func (j *Job) ComputeType(info device.Info) (tensor.DType, error) {
 	want, ok := map[string]tensor.DType{"auto": info.Compute[0], "f32": tensor.F32, "bf16": tensor.BF16}[j.Device.DType]
 	if !ok || !slices.Contains(info.Compute, want) {
-		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s; set it to \"auto\"", j.Device.DType, info.Kind, DTypeNames(info.Compute))
+		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s; set it to \"auto\"",
+			j.Device.DType, info.Kind, DTypeNames(info.Compute))
 	}
 	return want, nil
 }

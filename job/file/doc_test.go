@@ -47,7 +47,8 @@ func TestDocumented(t *testing.T) {
 				t.Errorf("%s: %q is not named", f.key, word)
 			}
 		}
-		if refused := strings.Contains(r[2], "Refused today"); refused != isRefused(f.key) && f.key != "attention.block" {
+		if refused := strings.Contains(r[2], "Refused today"); refused != isRefused(f.key) &&
+			f.key != "attention.block" {
 			t.Errorf("%s: refused in the document: %v, by the program: %v", f.key, refused, isRefused(f.key))
 		}
 	}
@@ -68,7 +69,8 @@ func TestPlansAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, k := range clusterKeys {
-		row := fmt.Sprintf("| `%s` | `%s` |", k.key, asTOML(reflect.ValueOf(none).Elem().FieldByIndex(k.index).Interface()))
+		row := fmt.Sprintf("| `%s` | `%s` |", k.key,
+			asTOML(reflect.ValueOf(none).Elem().FieldByIndex(k.index).Interface()))
 		if !strings.Contains(string(b), row) {
 			t.Errorf("docs/plan.md has no row %s", row)
 		}
@@ -76,7 +78,8 @@ func TestPlansAreDocumented(t *testing.T) {
 	if rows := strings.Count(string(b), "\n| `"); rows != len(clusterKeys) {
 		t.Errorf("docs/plan.md has %d rows of keys, there are %d keys", rows, len(clusterKeys))
 	}
-	if c, err := ReadCluster("../../examples/clusters/h200.toml"); err != nil || c.Nodes*c.PerNode != 32 || c.Device != "h200" {
+	if c, err := ReadCluster("../../examples/clusters/h200.toml"); err != nil || c.Nodes*c.PerNode != 32 ||
+		c.Device != "h200" {
 		t.Errorf("examples/clusters/h200.toml: %+v, %v", c, err)
 	}
 }

@@ -30,7 +30,8 @@ func onJob(holds func(j *Job) bool) func(*Job, *model.Config, bool) bool {
 // unlessPattern returns a condition that holds for patterns of blocks of other kinds.
 func unlessPattern(kinds ...string) func(*Job, *model.Config, bool) bool {
 	return onJob(func(j *Job) bool {
-		return j.Kind == "attention" && j.Attention.Pattern.Kind != "off" && !slices.Contains(kinds, j.Attention.Pattern.Kind)
+		return j.Kind == "attention" && j.Attention.Pattern.Kind != "off" &&
+			!slices.Contains(kinds, j.Attention.Pattern.Kind)
 	})
 }
 
@@ -43,72 +44,115 @@ func hybridOnCPU(_ *Job, c *model.Config, cpu bool) bool {
 // would compute something else than the user expects.
 var idleKeys = []idle{
 	{[]string{"optimizer.", "train.",
-		"checkpoint.every", "checkpoint.keep", "checkpoint.copy", "checkpoint.best", "checkpoint.dir", "checkpoint.accept", "eval.every", "eval.metric", "eval.patience", "eval.threshold",
-		"data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
-		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace", "output.tensorboard"},
+		"checkpoint.every", "checkpoint.keep", "checkpoint.copy", "checkpoint.best", "checkpoint.dir",
+		"checkpoint.accept", "eval.every", "eval.metric", "eval.patience", "eval.threshold",
+		"data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input",
+		"memory.attention", "memory.qkv",
+		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host",
+		"output.model", "output.trace", "output.tensorboard"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" && !j.ByVerb }), `kind = "eval" does not train`},
-	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.evalFiles()) > 0 && !j.ByVerb }), "the evaluation reads eval.path or eval.set"},
-	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
-	{[]string{"attention.seed"}, onJob(func(j *Job) bool { return j.Kind == "attention" && !j.draws() }), "there is no dropout and no pattern with random blocks"},
-	{patternKeys, onJob(func(j *Job) bool { return j.Kind == "attention" && j.Attention.Pattern.Kind == "off" }), `attention.pattern.kind is "off"`},
-	{[]string{"attention.pattern.local", "attention.pattern.global_patterns"}, unlessPattern("fixed"), `only the pattern "fixed" has groups of equal size`},
-	{[]string{"attention.pattern.global"}, unlessPattern("fixed", "bigbird"), `only the patterns "fixed" and "bigbird" have a number of global columns`},
-	{[]string{"attention.pattern.window"}, unlessPattern("bigbird", "longformer", "sliding"), `only the patterns "bigbird", "longformer" and "sliding" have a window`},
-	{[]string{"attention.pattern.random"}, unlessPattern("variable", "bigbird"), `only the patterns "variable" and "bigbird" have random columns`},
-	{[]string{"attention.pattern.windows"}, unlessPattern("variable"), `only the pattern "variable" has groups of several sizes`},
-	{[]string{"attention.pattern.globals", "attention.pattern.global_ends"}, unlessPattern("variable", "longformer"), `only the patterns "variable" and "longformer" have a list of global columns`},
+	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.evalFiles()) > 0 && !j.ByVerb }),
+		"the evaluation reads eval.path or eval.set"},
+	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }),
+		"an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
+	{[]string{"attention.seed"}, onJob(func(j *Job) bool { return j.Kind == "attention" && !j.draws() }),
+		"there is no dropout and no pattern with random blocks"},
+	{patternKeys, onJob(func(j *Job) bool { return j.Kind == "attention" && j.Attention.Pattern.Kind == "off" }),
+		`attention.pattern.kind is "off"`},
+	{[]string{"attention.pattern.local", "attention.pattern.global_patterns"}, unlessPattern("fixed"),
+		`only the pattern "fixed" has groups of equal size`},
+	{[]string{"attention.pattern.global"}, unlessPattern("fixed", "bigbird"),
+		`only the patterns "fixed" and "bigbird" have a number of global columns`},
+	{[]string{"attention.pattern.window"}, unlessPattern("bigbird", "longformer", "sliding"),
+		`only the patterns "bigbird", "longformer" and "sliding" have a window`},
+	{[]string{"attention.pattern.random"}, unlessPattern("variable", "bigbird"),
+		`only the patterns "variable" and "bigbird" have random columns`},
+	{[]string{"attention.pattern.windows"}, unlessPattern("variable"),
+		`only the pattern "variable" has groups of several sizes`},
+	{[]string{"attention.pattern.globals", "attention.pattern.global_ends"}, unlessPattern("variable", "longformer"),
+		`only the patterns "variable" and "longformer" have a list of global columns`},
 	{[]string{"parallel.gather"}, onJob(func(j *Job) bool {
 		return j.Kind == "gdn" || j.Parallel.Ring <= 1 && (j.Parallel.Ulysses > 0 || j.Parallel.Ring == 1)
 	}), "there is no ring"},
-	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.dir", "output.model", "output.trace", "output.tensorboard", "parallel.zero", "parallel.experts", "parallel.overlap"},
+	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.dir", "output.model",
+		"output.trace", "output.tensorboard", "parallel.zero", "parallel.experts", "parallel.overlap"},
 		onJob(func(j *Job) bool { return !j.IsModelJob() }), "an operator job has no model"},
-	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
+	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }),
+		`kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
-	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block", "attention.pattern."}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
-	{[]string{"gdn.strategy", "tile.gdn"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
+	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block",
+		"attention.pattern."}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
+	{[]string{"gdn.strategy", "tile.gdn"},
+		onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }),
+		"the model has no layers of linear attention"},
 	{[]string{"tile.gdn"}, hybridOnCPU, "a CPU computes the gated delta rule without panels"},
-	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
+	{[]string{"memory.head_groups"},
+		onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
 		"the model has no layers of softmax attention"},
 	{[]string{"memory.host"}, onJob(func(j *Job) bool {
 		m := &j.Memory
 		may := func(word string) bool { return word == "auto" || word == "offload" }
-		return j.Kind == "train" && !m.OffloadsOptimizer() && !may(m.BlockInput) && !may(m.Attention) && !may(m.QKV) && !may(m.MLP)
+		return j.Kind == "train" && !m.OffloadsOptimizer() && !may(m.BlockInput) && !may(m.Attention) && !may(m.QKV) &&
+			!may(m.MLP)
 	}), "no activations or optimizer states are offloaded"},
-	{[]string{"optimizer.betas", "optimizer.eps"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Name == "sgd" }), `optimizer.name = "sgd" has none`},
-	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
-	{[]string{"optimizer.decay", "optimizer.decay_shape"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule != "wsd" }), `only optimizer.schedule = "wsd" has a decay`},
-	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
+	{[]string{"optimizer.betas", "optimizer.eps"},
+		onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Name == "sgd" }),
+		`optimizer.name = "sgd" has none`},
+	{[]string{"optimizer.min_lr"},
+		onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }),
+		`optimizer.schedule = "constant" does not decay`},
+	{[]string{"optimizer.decay", "optimizer.decay_shape"},
+		onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule != "wsd" }),
+		`only optimizer.schedule = "wsd" has a decay`},
+	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }),
+		"data.global_batch sets it"},
 	{append([]string{"data.text_field", "data.format", "eval.format", "data.train_on"}, templateKeys...),
-		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && !j.Eval.SampleChat }), "no .jsonl file is read"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && !j.Eval.SampleChat }),
+		"no .jsonl file is read"},
 	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on"},
-		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && j.Eval.SampleChat }), "no .jsonl file is read"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && j.Eval.SampleChat }),
+		"no .jsonl file is read"},
 	{append([]string{"data.train_on"}, templateKeys...), onJob(func(j *Job) bool {
-		return j.IsModelJob() && !j.Eval.SampleChat && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
+		return j.IsModelJob() && !j.Eval.SampleChat && j.Data.Format == "text" &&
+			(j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
 	}),
 		`data.format is "text"`},
-	{[]string{"checkpoint.copy"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Checkpoint.Every == 0 && !j.Checkpoint.Best }),
+	{[]string{"checkpoint.copy"},
+		onJob(func(j *Job) bool { return j.Kind == "train" && j.Checkpoint.Every == 0 && !j.Checkpoint.Best }),
 		"checkpoint.every is 0, and a run that is stopped writes its checkpoint without a copy"},
 	{[]string{"checkpoint.copy"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Memory.OffloadsOptimizer() }),
 		"the states of the optimizer are in host memory, and checkpoints are written from there"},
-	{[]string{"eval.metric"}, onJob(func(j *Job) bool { return j.Kind == "train" && !j.Tracks() }), "neither checkpoint.best nor eval.patience is set"},
-	{[]string{"eval.sample_chat", "eval.sample_tokens", "eval.sample_temperature"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
-	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }), "eval.patience is 0"},
-	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }), "there is no eval.path"},
-	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
+	{[]string{"eval.metric"}, onJob(func(j *Job) bool { return j.Kind == "train" && !j.Tracks() }),
+		"neither checkpoint.best nor eval.patience is set"},
+	{[]string{"eval.sample_chat", "eval.sample_tokens", "eval.sample_temperature"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
+	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }),
+		"eval.patience is 0"},
+	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }),
+		"there is no eval.path"},
+	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }),
+		"the files have tokens, not text"},
 	{[]string{"data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool {
 		return j.IsModelJob() && j.Data.Tokenizer == "bytes" && !j.noFiles(".jsonl", ".txt")
 	}), `data.tokenizer = "bytes" has no marks`},
-	{[]string{"data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false, and data.shuffle shuffles whole documents"},
-	{[]string{"data.packing"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false"},
-	{[]string{"data.pack", "data.packing", "data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
+	{[]string{"data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }),
+		"data.pack is false, and data.shuffle shuffles whole documents"},
+	{[]string{"data.packing"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }),
+		"data.pack is false"},
+	{[]string{"data.pack", "data.packing", "data.shuffle_documents"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }),
+		"the files have whole sequences"},
 }
 
 // templateKeys are the keys of chat templates.
 var templateKeys = []string{"data.chat_template", "data.chat_date", "data.chat_variables"}
 
 // patternKeys are the parameters of a pattern of blocks.
-var patternKeys = []string{"attention.pattern.per_head", "attention.pattern.horizontal", "attention.pattern.local", "attention.pattern.global", "attention.pattern.global_patterns",
-	"attention.pattern.window", "attention.pattern.random", "attention.pattern.windows", "attention.pattern.globals", "attention.pattern.global_ends"}
+var patternKeys = []string{"attention.pattern.per_head", "attention.pattern.horizontal", "attention.pattern.local",
+	"attention.pattern.global", "attention.pattern.global_patterns",
+	"attention.pattern.window", "attention.pattern.random", "attention.pattern.windows", "attention.pattern.globals",
+	"attention.pattern.global_ends"}
 
 // draws reports whether an operator job has random numbers.
 func (j *Job) draws() bool {
@@ -163,7 +207,8 @@ func (j *Job) idleWarnings(c *model.Config, cpu bool) (lines []string) {
 		var set []string
 		for i := range schema {
 			f := &schema[i]
-			named := slices.ContainsFunc(rule.keys, func(k string) bool { return k == f.key || strings.HasSuffix(k, ".") && strings.HasPrefix(f.key, k) })
+			named := slices.ContainsFunc(rule.keys,
+				func(k string) bool { return k == f.key || strings.HasSuffix(k, ".") && strings.HasPrefix(f.key, k) })
 			if named && j.IsSet(f.key) && !reflect.DeepEqual(f.get(j), f.get(&defaults)) {
 				set = append(set, f.key)
 			}
@@ -175,7 +220,9 @@ func (j *Job) idleWarnings(c *model.Config, cpu bool) (lines []string) {
 		if len(set) > 1 {
 			it = "them"
 		}
-		lines = append(lines, fmt.Sprintf("%v: %s: no effect, because %s; remove %s", j.Origin(set[0]), strings.Join(set, ", "), rule.why, it))
+		lines = append(lines,
+			fmt.Sprintf("%v: %s: no effect, because %s; remove %s", j.Origin(set[0]), strings.Join(set, ", "),
+				rule.why, it))
 	}
 	return lines
 }

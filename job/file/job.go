@@ -107,7 +107,8 @@ func (j *Job) Adapters() *model.LoRA {
 	if t.Rank == 0 {
 		return nil
 	}
-	return &model.LoRA{Rank: t.Rank, Alpha: cmp.Or(t.Alpha, float64(t.Rank)), RSLoRA: t.RSLoRA, Dropout: t.Dropout, Targets: t.Targets}
+	return &model.LoRA{Rank: t.Rank, Alpha: cmp.Or(t.Alpha, float64(t.Rank)), RSLoRA: t.RSLoRA, Dropout: t.Dropout,
+		Targets: t.Targets}
 }
 
 // TileTable is [tile]: tokens of a tile, or a word.
@@ -198,19 +199,22 @@ func Default() Job {
 		Kind: "train", Seed: 1,
 		Parallel: ParallelTable{Overlap: "auto", Gather: "auto", TwoLevel: "auto", Timeout: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
-		Data: data.Config{Format: "auto", TrainOn: "assistant", ChatTemplate: "auto", Tokenizer: "auto", AddBOS: true, AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
+		Data: data.Config{Format: "auto", TrainOn: "assistant", ChatTemplate: "auto", Tokenizer: "auto", AddBOS: true,
+			AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Packing: data.Split, Shuffle: true},
 		Eval: data.EvalConfig{Format: "auto", SampleTokens: 64},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
 			Schedule: "cosine", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},
-		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
-		LoRA:       LoRATable{Targets: []string{model.AllLinear}},
-		Tile:       TileTable{MLP: "auto", Loss: "auto", GDN: "auto"},
-		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto", Gradients: "auto"},
+		Train: train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
+		LoRA:  LoRATable{Targets: []string{model.AllLinear}},
+		Tile:  TileTable{MLP: "auto", Loss: "auto", GDN: "auto"},
+		Memory: train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto",
+			Optimizer: "auto", Gradients: "auto"},
 		Checkpoint: CheckpointTable{Keep: 2, Copy: "auto", Dir: "checkpoints", Resume: "auto"},
 		Output:     OutputTable{Dir: "out", Model: true},
-		Attention:  AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64}, Pattern: PatternTable{Kind: "off"}},
-		GDN:        GDNTable{Strategy: "auto", QKL2Norm: true, Chunk: 64},
+		Attention: AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64},
+			Pattern: PatternTable{Kind: "off"}},
+		GDN: GDNTable{Strategy: "auto", QKL2Norm: true, Chunk: 64},
 	}
 }
 
@@ -304,12 +308,14 @@ func (j *Job) Resolve(world int) error {
 		if !j.IsSet(key) {
 			key = "parallel.ring"
 		}
-		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %s; %s", p, ring, units.Count(w, "rank"), meshFix(w, ring, p, open))
+		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %s; %s", p, ring,
+			units.Count(w, "rank"), meshFix(w, ring, p, open))
 	}
 	m.Replicas = w / (m.Ulysses * ring)
 	if n := j.Parallel.Experts; n > 1 {
 		if m.Experts = n; w%n != 0 {
-			return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %s; %s", n, units.Count(w, "rank"), divisors("parallel.experts", w, n))
+			return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %s; %s", n,
+				units.Count(w, "rank"), divisors("parallel.experts", w, n))
 		}
 	}
 	d := &j.Data
@@ -317,20 +323,23 @@ func (j *Job) Resolve(world int) error {
 	if g := d.GlobalBatch; g > 0 {
 		if g%n != 0 {
 			return j.Errorf(status.InvalidConfig, "data.global_batch",
-				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%s x data.batch %d); use a multiple of %d", g, n, units.Count(m.Replicas, "replica"), d.Batch, n)
+				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%s x data.batch %d); use a multiple of %d",
+				g, n, units.Count(m.Replicas, "replica"), d.Batch, n)
 		}
 		d.Accumulate = g / n
 	} else if open {
 		g := j.SequencesOfStep()
 		if g%n != 0 {
-			return status.Errorf(status.Internal, "job: the chosen mesh, %v, cannot divide the %d sequences of a step", m, g)
+			return status.Errorf(status.Internal, "job: the chosen mesh, %v, cannot divide the %d sequences of a step",
+				m, g)
 		}
 		j.accumulate = max(j.accumulate, d.Accumulate)
 		d.Accumulate = g / n
 	}
 	m.GlobalBatch = m.Replicas * d.Batch * d.Accumulate
 	if m.GlobalBatch > maxGlobalBatch {
-		return j.Errorf(status.InvalidConfig, "data.accumulate", "the global batch has %d sequences (%s x batch %d x accumulate %d); at most %d are possible",
+		return j.Errorf(status.InvalidConfig, "data.accumulate",
+			"the global batch has %d sequences (%s x batch %d x accumulate %d); at most %d are possible",
 			m.GlobalBatch, units.Count(m.Replicas, "replica"), d.Batch, d.Accumulate, int64(maxGlobalBatch))
 	}
 	j.Mesh = m

@@ -65,13 +65,15 @@ func (l *loader) file(src string) {
 	at := func(line int) origin { return origin{file: l.job.Path, line: line} }
 	if len(src) > maxSource {
 		l.broken = true
-		l.faults.add(at(1), status.InvalidConfig, "%d bytes are too many for a job file; at most %d are possible", len(src), maxSource)
+		l.faults.add(at(1), status.InvalidConfig, "%d bytes are too many for a job file; at most %d are possible",
+			len(src), maxSource)
 		return
 	}
 	lines := keyLines(src)
 	if lines.deep > 0 {
 		l.broken = true
-		l.faults.add(at(lines.deep), status.InvalidConfig, "keys or values are nested more than %d levels deep", maxNesting)
+		l.faults.add(at(lines.deep), status.InvalidConfig, "keys or values are nested more than %d levels deep",
+			maxNesting)
 		return
 	}
 	tree, repaired := l.decode(src, at)
@@ -122,7 +124,8 @@ func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, r
 		header := strings.HasPrefix(strings.TrimSpace(src[lo:hi]), "[")
 		l.faults.add(at(line), status.InvalidConfig, "%s", syntaxText(pe, header))
 		continued := strings.HasPrefix(pe.Message, "expected value") && !strings.Contains(src[lo:start], "=")
-		if continued || strings.Contains(pe.Message, "terminator") || strings.Contains(pe.Message, "EOF") || strings.Contains(pe.Message, "UTF") {
+		if continued || strings.Contains(pe.Message, "terminator") || strings.Contains(pe.Message, "EOF") ||
+			strings.Contains(pe.Message, "UTF") {
 			return nil, src
 		}
 		with := ""

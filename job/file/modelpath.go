@@ -28,7 +28,9 @@ func NotURL(key, value string) string {
 	case !url.MatchString(value):
 		return ""
 	case m != nil && strings.HasPrefix(key, "model."):
-		return fmt.Sprintf("a URL, and models are read from disk; run hf download %s --local-dir %s and name that folder", m[1], filepath.Base(m[1]))
+		return fmt.Sprintf(
+			"a URL, and models are read from disk; run hf download %s --local-dir %s and name that folder", m[1],
+			filepath.Base(m[1]))
 	case strings.HasPrefix(strings.ToLower(value), "file://"):
 		return "a URL, and a path is needed; write it without file://"
 	}
@@ -53,7 +55,8 @@ func (j *Job) ModelFault(err error) error {
 	if !strings.HasPrefix(text, "model.") {
 		text = key + ": " + text
 	}
-	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(modelKey(text, key)), text), Err: err}
+	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(modelKey(text, key)), text),
+		Err: err}
 }
 
 // modelKey returns the key of the job file that a fault of the model's fields is about, or else
@@ -73,7 +76,9 @@ func (j *Job) NoFolder(dir string) string {
 		name = filepath.ToSlash(rel)
 	}
 	if _, err := os.Stat(filepath.Dir(dir)); hubName.MatchString(name) && errors.Is(err, fs.ErrNotExist) {
-		return fmt.Sprintf("there is no folder %s, and models are read from disk; if this is a name on the Hugging Face hub, run hf download %s --local-dir %s", dir, name, dir)
+		return fmt.Sprintf(
+			"there is no folder %s, and models are read from disk; if this is a name on the Hugging Face hub, run hf download %s --local-dir %s",
+			dir, name, dir)
 	}
 	return fmt.Sprintf("there is no folder %s; name a Hugging Face folder with config.json and *.safetensors", dir)
 }

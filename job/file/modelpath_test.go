@@ -47,7 +47,8 @@ num_attention_heads = "2"
 [optimizer]
 lr = "x"
 `)
-	for _, want := range []string{"toml:3: data.sequenc: ", "toml:4: model.new: hidden_size is missing", "toml:6: model.new: vocab_size = -1: ", "toml:7: model.new: hiden_size: unknown field; did you mean",
+	for _, want := range []string{"toml:3: data.sequenc: ", "toml:4: model.new: hidden_size is missing",
+		"toml:6: model.new: vocab_size = -1: ", "toml:7: model.new: hiden_size: unknown field; did you mean",
 		`toml:10: model.new: num_attention_heads = "2": `, "toml:12: optimizer.lr = "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %s", err, want)

@@ -35,9 +35,11 @@ func (j *Job) checkPositions(c *model.Config) error {
 		}
 		fix = fmt.Sprintf("override = { %srope_scaling = { %s } } to [model]", fix, scaling)
 	} else {
-		return j.Errorf(status.InvalidConfig, key, "%d, the model has %d positions; set data.sequence = %d", n, most, most)
+		return j.Errorf(status.InvalidConfig, key, "%d, the model has %d positions; set data.sequence = %d", n,
+			most, most)
 	}
-	return j.Errorf(status.InvalidConfig, key, "%d, the model has %d positions; set data.sequence = %d, or add %s", n, most, most, fix)
+	return j.Errorf(status.InvalidConfig, key, "%d, the model has %d positions; set data.sequence = %d, or add %s", n,
+		most, most, fix)
 }
 
 // extension returns the fields of a rope_scaling with which the model has n positions: that of the
@@ -56,12 +58,15 @@ func extension(c *model.Config, n int64) string {
 		if r.Type == "yarn" {
 			original = int64(r.OriginalMaxPositionEmbeddings)
 		}
-		return fmt.Sprintf(`rope_type = "yarn", factor = %s, original_max_position_embeddings = %d`, factor(float64(original)), original)
+		return fmt.Sprintf(`rope_type = "yarn", factor = %s, original_max_position_embeddings = %d`,
+			factor(float64(original)), original)
 	case "linear", "dynamic":
 		return fmt.Sprintf(`rope_type = %q, factor = %s`, r.Type, factor(float64(original)))
 	case "llama3":
-		return fmt.Sprintf(`rope_type = "llama3", factor = %s, low_freq_factor = %s, high_freq_factor = %s, original_max_position_embeddings = %d`,
-			factor(r.OriginalMaxPositionEmbeddings), number(r.LowFreqFactor), number(r.HighFreqFactor), int64(r.OriginalMaxPositionEmbeddings))
+		return fmt.Sprintf(
+			`rope_type = "llama3", factor = %s, low_freq_factor = %s, high_freq_factor = %s, original_max_position_embeddings = %d`,
+			factor(r.OriginalMaxPositionEmbeddings), number(r.LowFreqFactor), number(r.HighFreqFactor),
+			int64(r.OriginalMaxPositionEmbeddings))
 	}
 	return ""
 }

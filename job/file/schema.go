@@ -155,7 +155,8 @@ func (f *field) table(dst reflect.Value, value any) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		if !known[name] {
-			return status.Errorf(status.InvalidConfig, "%s.%s: unknown key; the keys of [[%s]] are %s", f.key, name, f.key, strings.Join(names, ", "))
+			return status.Errorf(status.InvalidConfig, "%s.%s: unknown key; the keys of [[%s]] are %s", f.key, name,
+				f.key, strings.Join(names, ", "))
 		}
 	}
 	return nil
@@ -174,7 +175,8 @@ func (f *field) list(dst reflect.Value, value any) error {
 	if _, text := value.(string); text && dst.Kind() == reflect.Slice && dst.Type().Elem().Kind() == reflect.String {
 		values, ok = []any{value}, true
 	}
-	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "integers", reflect.Float64: "numbers", reflect.Struct: "tables"}[dst.Type().Elem().Kind()]
+	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "integers", reflect.Float64: "numbers",
+		reflect.Struct: "tables"}[dst.Type().Elem().Kind()]
 	if dst.Kind() == reflect.Slice {
 		dst.Set(reflect.MakeSlice(dst.Type(), len(values), len(values)))
 	} else if what = fmt.Sprintf("%d %s", dst.Len(), what); len(values) != dst.Len() {
@@ -255,8 +257,10 @@ func (f *field) inBounds(value any, x float64) error {
 		name, words string
 		out         func(b float64) bool
 	}{
-		{"min", "at least", func(b float64) bool { return x < b }}, {"above", "above", func(b float64) bool { return x <= b }},
-		{"max", "at most", func(b float64) bool { return x > b }}, {"below", "below", func(b float64) bool { return x >= b }},
+		{"min", "at least", func(b float64) bool { return x < b }},
+		{"above", "above", func(b float64) bool { return x <= b }},
+		{"max", "at most", func(b float64) bool { return x > b }},
+		{"below", "below", func(b float64) bool { return x >= b }},
 	} {
 		text := f.tag.Get(bound.name)
 		if b, err := strconv.ParseFloat(text, 64); err == nil && bound.out(b) {

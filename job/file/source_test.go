@@ -12,17 +12,21 @@ const sourceBase = "[model]\nnew = " + newModel + "\n"
 
 // [[data.source]] has paths relative to the job file, and defaults.
 func TestSources(t *testing.T) {
-	job, err := Parse([]byte(sourceBase+"[data]\nsequence = 64\n[[data.source]]\npath = \"a.jsonl\"\nweight = 2\n[[data.source]]\npath = [\"/b/*.txt\", \"${X}.txt\"]\nformat = \"text\"\n"), "jobs/job.toml", nil,
+	job, err := Parse([]byte(sourceBase+
+		"[data]\nsequence = 64\n[[data.source]]\npath = \"a.jsonl\"\nweight = 2\n[[data.source]]\npath = [\"/b/*.txt\", \"${X}.txt\"]\nformat = \"text\"\n"),
+		"jobs/job.toml", nil,
 		func(string) (string, bool) { return "secret", true })
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []data.SourceConfig{{Path: []string{"jobs/a.jsonl"}, Weight: 2, Format: "auto"}, {Path: []string{"/b/*.txt", "jobs/secret.txt"}, Weight: 1, Format: "text"}}
+	want := []data.SourceConfig{{Path: []string{"jobs/a.jsonl"}, Weight: 2, Format: "auto"},
+		{Path: []string{"/b/*.txt", "jobs/secret.txt"}, Weight: 1, Format: "text"}}
 	if !reflect.DeepEqual(job.Data.Source, want) {
 		t.Errorf("%+v", job.Data.Source)
 	}
 	for _, kv := range job.Keys() {
-		if kv.Key == "data.source" && kv.Value != `[{path = ["jobs/a.jsonl"], weight = 2.0, format = "auto"}, {path = ["/b/*.txt", "jobs/${X}.txt"], weight = 1.0, format = "text"}]` {
+		if kv.Key == "data.source" &&
+			kv.Value != `[{path = ["jobs/a.jsonl"], weight = 2.0, format = "auto"}, {path = ["/b/*.txt", "jobs/${X}.txt"], weight = 1.0, format = "text"}]` {
 			t.Error(kv.Value)
 		}
 	}
@@ -48,17 +52,21 @@ func TestSources(t *testing.T) {
 // [[eval.set]] has paths relative to the job file, and names that are keys of metrics.jsonl.
 func TestEvalSets(t *testing.T) {
 	const train = sourceBase + "[data]\npath = \"t.txt\"\n"
-	job, err := Parse([]byte(train+"[[eval.set]]\nname = \"a.b-1\"\npath = \"a.jsonl\"\n[[eval.set]]\nname = \"c\"\npath = [\"/b/*.txt\", \"${X}.txt\"]\nformat = \"text\"\n[eval]\nevery = 2\nmetric = \"c\"\npatience = 1\n"), "jobs/job.toml", nil,
+	job, err := Parse([]byte(train+
+		"[[eval.set]]\nname = \"a.b-1\"\npath = \"a.jsonl\"\n[[eval.set]]\nname = \"c\"\npath = [\"/b/*.txt\", \"${X}.txt\"]\nformat = \"text\"\n[eval]\nevery = 2\nmetric = \"c\"\npatience = 1\n"),
+		"jobs/job.toml", nil,
 		func(string) (string, bool) { return "secret", true })
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []data.EvalSetConfig{{Name: "a.b-1", Path: []string{"jobs/a.jsonl"}, Format: "auto"}, {Name: "c", Path: []string{"/b/*.txt", "jobs/secret.txt"}, Format: "text"}}
+	want := []data.EvalSetConfig{{Name: "a.b-1", Path: []string{"jobs/a.jsonl"}, Format: "auto"},
+		{Name: "c", Path: []string{"/b/*.txt", "jobs/secret.txt"}, Format: "text"}}
 	if !reflect.DeepEqual(job.Eval.Set, want) || !job.Tracks() {
 		t.Errorf("%+v", job.Eval.Set)
 	}
 	for _, kv := range job.Keys() {
-		if kv.Key == "eval.set" && kv.Value != `[{name = "a.b-1", path = ["jobs/a.jsonl"], format = "auto"}, {name = "c", path = ["/b/*.txt", "jobs/${X}.txt"], format = "text"}]` {
+		if kv.Key == "eval.set" &&
+			kv.Value != `[{name = "a.b-1", path = ["jobs/a.jsonl"], format = "auto"}, {name = "c", path = ["/b/*.txt", "jobs/${X}.txt"], format = "text"}]` {
 			t.Error(kv.Value)
 		}
 	}

@@ -35,10 +35,12 @@ func (j *Job) chooseTokenizer() error {
 		j.Data.Tokenizer = filepath.Join(j.Model.Path, "tokenizer.json")
 		return nil
 	}
-	for _, other := range []string{"tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json"} {
+	for _, other := range []string{"tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
+		"tokenizer_config.json"} {
 		if has(other) {
-			return j.Errorf(status.Unsupported, "data.tokenizer", "%s needs the tokenizer of %s, which has %s and no tokenizer.json; "+
-				"write a tokenizer.json with save_pretrained of a fast tokenizer", text, j.Model.Path, other)
+			return j.Errorf(status.Unsupported, "data.tokenizer",
+				"%s needs the tokenizer of %s, which has %s and no tokenizer.json; "+
+					"write a tokenizer.json with save_pretrained of a fast tokenizer", text, j.Model.Path, other)
 		}
 	}
 	j.Data.Tokenizer = "bytes"

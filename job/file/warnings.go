@@ -15,17 +15,22 @@ import (
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu bool) []string {
 	lines := j.idleWarnings(c, cpu)
 	if t := j.Output.Trace; j.Kind == "train" && len(t) == 2 && steps > 0 && t[0] > steps {
-		lines = append(lines, fmt.Sprintf("%v: output.trace = [%d, %d]: the run has %s, so it writes no %s; set steps of the run",
-			j.Origin("output.trace"), t[0], t[1], units.Count(steps, "step"), TraceFile))
+		lines = append(lines,
+			fmt.Sprintf("%v: output.trace = [%d, %d]: the run has %s, so it writes no %s; set steps of the run",
+				j.Origin("output.trace"), t[0], t[1], units.Count(steps, "step"), TraceFile))
 	}
 	what := "run"
 	if j.Optimizer.Begin > 0 {
 		what = "schedule"
 	}
 	steps -= j.Optimizer.Begin
-	if w := j.Optimizer.WarmupSteps(steps + j.Optimizer.Begin); j.Kind == "train" && steps > 0 && w > steps && j.Optimizer.LR > 0 {
-		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the %s has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
-			j.Origin("optimizer.warmup"), w, what, units.Count(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
+	if w := j.Optimizer.WarmupSteps(steps + j.Optimizer.Begin); j.Kind == "train" && steps > 0 && w > steps &&
+		j.Optimizer.LR > 0 {
+		lines = append(lines,
+			fmt.Sprintf(
+				"%v: optimizer.warmup = %d: the %s has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
+				j.Origin("optimizer.warmup"), w, what, units.Count(steps, "step"),
+				j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
 	}
 	if c != nil {
 		for _, text := range c.Warnings() {
@@ -36,7 +41,10 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu b
 		}
 	}
 	if j.Kind == "train" && c != nil && c.Experts.Biased {
-		lines = append(lines, fmt.Sprintf("optimizer.expert_bias_rate: transformers does not read the biases of experts in models of type %s; it chooses other experts than this program", c.ModelType))
+		lines = append(lines,
+			fmt.Sprintf(
+				"optimizer.expert_bias_rate: transformers does not read the biases of experts in models of type %s; it chooses other experts than this program",
+				c.ModelType))
 	}
 	if folder != nil {
 		for _, d := range folder.Dropped() {
@@ -44,7 +52,10 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu b
 			if d.Tensors == 1 {
 				what = fmt.Sprintf("1 tensor %s* (%s) is", d.Prefix, units.Bytes(d.Bytes))
 			}
-			lines = append(lines, fmt.Sprintf("model.path: %s: %s skipped, because models of type %s have no such tensors; the trained model will not have them", j.Model.Path, what, c.ModelType))
+			lines = append(lines,
+				fmt.Sprintf(
+					"model.path: %s: %s skipped, because models of type %s have no such tensors; the trained model will not have them",
+					j.Model.Path, what, c.ModelType))
 		}
 	}
 	return lines

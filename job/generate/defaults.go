@@ -28,11 +28,16 @@ var withoutEffect = []struct {
 	neutral any
 	draws   bool // it counts only with do_sample
 }{
-	{"repetition_penalty", 1.0, false}, {"no_repeat_ngram_size", 0.0, false}, {"num_beams", 1.0, false}, {"penalty_alpha", 0.0, false},
-	{"guidance_scale", 1.0, false}, {"min_length", 0.0, false}, {"min_new_tokens", 0.0, false}, {"stop_strings", nil, false},
-	{"bad_words_ids", nil, false}, {"suppress_tokens", nil, false}, {"begin_suppress_tokens", nil, false}, {"sequence_bias", nil, false},
-	{"forced_bos_token_id", nil, false}, {"forced_eos_token_id", nil, false}, {"exponential_decay_length_penalty", nil, false},
-	{"min_p", 0.0, true}, {"top_h", nil, true}, {"typical_p", 1.0, true}, {"epsilon_cutoff", 0.0, true}, {"eta_cutoff", 0.0, true},
+	{"repetition_penalty", 1.0, false}, {"no_repeat_ngram_size", 0.0, false}, {"num_beams", 1.0, false},
+	{"penalty_alpha", 0.0, false},
+	{"guidance_scale", 1.0, false}, {"min_length", 0.0, false}, {"min_new_tokens", 0.0, false},
+	{"stop_strings", nil, false},
+	{"bad_words_ids", nil, false}, {"suppress_tokens", nil, false}, {"begin_suppress_tokens", nil, false},
+	{"sequence_bias", nil, false},
+	{"forced_bos_token_id", nil, false}, {"forced_eos_token_id", nil, false},
+	{"exponential_decay_length_penalty", nil, false},
+	{"min_p", 0.0, true}, {"top_h", nil, true}, {"typical_p", 1.0, true}, {"epsilon_cutoff", 0.0, true},
+	{"eta_cutoff", 0.0, true},
 }
 
 // ignored returns the fields of a generation_config.json that have no effect here, with their
@@ -77,7 +82,8 @@ func (m *Model) readDefaults(folder string) error {
 	if len(c.EOS) > 0 && json.Unmarshal(c.EOS, &ids) != nil {
 		var id *int32
 		if err := json.Unmarshal(c.EOS, &id); err != nil {
-			return status.Errorf(status.InvalidConfig, "generate: %s: eos_token_id is neither a number nor a list of numbers", path)
+			return status.Errorf(status.InvalidConfig,
+				"generate: %s: eos_token_id is neither a number nor a list of numbers", path)
 		}
 		if id != nil {
 			ids = []int32{*id}
@@ -115,7 +121,8 @@ func (s *Sampling) check(folder string) error {
 		{"top_k", s.TopK >= 0, s.TopK, "0 or more"},
 	} {
 		if !x.right {
-			return status.Errorf(status.InvalidConfig, "generate: %s: %s = %v; set %s", filepath.Join(folder, "generation_config.json"), x.name, x.value, x.want)
+			return status.Errorf(status.InvalidConfig, "generate: %s: %s = %v; set %s",
+				filepath.Join(folder, "generation_config.json"), x.name, x.value, x.want)
 		}
 	}
 	return nil

@@ -74,7 +74,8 @@ func open(folder string, d device.Device, compute tensor.DType, world comm.Comm)
 	defer f.Close()
 	m.files = f.Files()
 	if n := f.Config.NumHiddenLayers; int64(world.Size()) > n {
-		return m, status.Errorf(status.InvalidArgument, "generate: %d ranks, and the model has %d layers to divide; start at most %d ranks", world.Size(), n, n)
+		return m, status.Errorf(status.InvalidArgument,
+			"generate: %d ranks, and the model has %d layers to divide; start at most %d ranks", world.Size(), n, n)
 	}
 	if err = m.openTokenizer(folder, f.Config.VocabSize); err != nil {
 		return m, err
@@ -117,7 +118,9 @@ func (m *Model) openTokenizer(folder string, vocab int64) error {
 	path := filepath.Join(folder, "tokenizer.json")
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		if vocab < 256 {
-			return status.Errorf(status.InvalidConfig, "generate: %s has no tokenizer.json, and a vocabulary of %d is too small for bytes; add the tokenizer's files to the folder", folder, vocab)
+			return status.Errorf(status.InvalidConfig,
+				"generate: %s has no tokenizer.json, and a vocabulary of %d is too small for bytes; add the tokenizer's files to the folder",
+				folder, vocab)
 		}
 		return nil
 	}
@@ -126,7 +129,9 @@ func (m *Model) openTokenizer(folder string, vocab int64) error {
 		return err
 	}
 	if n := t.Size(); t.Words() > vocab {
-		return status.Errorf(status.InvalidConfig, "generate: the tokenizer of %s has %d ids, the model's vocab_size is %d; add the tokenizer of the model", folder, n, vocab)
+		return status.Errorf(status.InvalidConfig,
+			"generate: the tokenizer of %s has %d ids, the model's vocab_size is %d; add the tokenizer of the model",
+			folder, n, vocab)
 	}
 	if id, ok := t.EOS(); ok {
 		m.ends = append(m.ends, id)
@@ -152,7 +157,9 @@ func (m *Model) Prompt(text []byte) ([]int32, error) {
 	ids = tokenizer.InsertBegin(ids, 0, m.Begin)
 	for _, id := range ids {
 		if vocab := m.model.Config.VocabSize; int64(id) >= vocab {
-			return nil, status.Errorf(status.InvalidArgument, "the prompt %s has a token with the id %d, outside the model's vocabulary of %d; remove it", input.Quote(string(text)), id, vocab)
+			return nil, status.Errorf(status.InvalidArgument,
+				"the prompt %s has a token with the id %d, outside the model's vocabulary of %d; remove it",
+				input.Quote(string(text)), id, vocab)
 		}
 	}
 	return ids, nil
@@ -176,7 +183,9 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 		}
 	}
 	if total := r.Prompt + most; m.limit > 0 && total > m.limit {
-		return r, status.Errorf(status.InvalidArgument, "generate: %d tokens of the prompt and --max-tokens %d exceed the %d positions of the model; lower --max-tokens", r.Prompt, most, m.limit)
+		return r, status.Errorf(status.InvalidArgument,
+			"generate: %d tokens of the prompt and --max-tokens %d exceed the %d positions of the model; lower --max-tokens",
+			r.Prompt, most, m.limit)
 	}
 	stage := m.stage
 	stage.Receive = func(x []float32) error {
@@ -197,7 +206,8 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 // is nil for bytes. A text ends with the end mark of the tokenizer, or with a token that the
 // generation_config.json of a folder names; "" = no folder.
 func Of(of *model.Model, t Tokenizer, folder string) (*Model, error) {
-	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.Positions(), model: of, world: comm.Local(1)[0]}
+	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.Positions(), model: of,
+		world: comm.Local(1)[0]}
 	if t != nil {
 		m.Tokenizer = t
 	}
@@ -216,7 +226,8 @@ func Of(of *model.Model, t Tokenizer, folder string) (*Model, error) {
 
 // Continue is Text for the ids of a prompt, with a decoder of the model that has memory for them
 // and for `most` tokens more, and has no tokens yet.
-func (m *Model) Continue(d *model.Decoder, ids []int32, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
+func (m *Model) Continue(d *model.Decoder, ids []int32, most int64, s Sampling, emit func(text string) error) (r Result,
+	err error) {
 	r.Prompt, r.Began = int64(len(ids)), true
 	begin := time.Now()
 	logits, err := d.Append(ids)

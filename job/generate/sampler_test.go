@@ -24,12 +24,13 @@ func TestSampling(t *testing.T) {
 		s    Sampling
 		want []float64
 	}{
-		"greedy: the first of the largest":      {Sampling{TopP: 1}, all(1, 1)},
-		"temperature 1":                         {Sampling{Temperature: 1, TopP: 1}, all(1, 0, 1, 2, 3, 4, 5, 6)},
-		"temperature 2":                         {Sampling{Temperature: 2, TopP: 1}, all(2, 0, 1, 2, 3, 4, 5, 6)},
-		"top-k 2":                               {Sampling{Temperature: 1, TopP: 1, TopK: 2}, all(1, 1, 3)},
-		"top-k 3 keeps both of the third":       {Sampling{Temperature: 1, TopP: 1, TopK: 3}, all(1, 1, 3, 2, 6)},
-		"top-k above the vocabulary":            {Sampling{Temperature: 1, TopP: 1, TopK: 99}, all(1, 0, 1, 2, 3, 4, 5, 6)},
+		"greedy: the first of the largest": {Sampling{TopP: 1}, all(1, 1)},
+		"temperature 1":                    {Sampling{Temperature: 1, TopP: 1}, all(1, 0, 1, 2, 3, 4, 5, 6)},
+		"temperature 2":                    {Sampling{Temperature: 2, TopP: 1}, all(2, 0, 1, 2, 3, 4, 5, 6)},
+		"top-k 2":                          {Sampling{Temperature: 1, TopP: 1, TopK: 2}, all(1, 1, 3)},
+		"top-k 3 keeps both of the third":  {Sampling{Temperature: 1, TopP: 1, TopK: 3}, all(1, 1, 3, 2, 6)},
+		"top-k above the vocabulary": {Sampling{Temperature: 1, TopP: 1, TopK: 99},
+			all(1, 0, 1, 2, 3, 4, 5, 6)},
 		"top-p keeps the token that crosses":    {Sampling{Temperature: 1, TopP: 0.5}, all(1, 1, 3)},
 		"top-p keeps at least one":              {Sampling{Temperature: 1, TopP: 1e-9}, all(1, 1)},
 		"top-p after top-k":                     {Sampling{Temperature: 1, TopK: 2, TopP: 0.9}, all(1, 1, 3)},

@@ -44,7 +44,9 @@ func FaultHook(world comm.Comm) (func(step int64) error, error) {
 		"other": func(int64) error { return world.AllReduce(nil, tensor.OfInt64([]int64{1}, 1), comm.Sum) },
 	}
 	usage := func() error {
-		return status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: not kind:rank:step, or slow:rank:step:pause; the kinds are %s", word, strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
+		return status.Errorf(status.InvalidArgument,
+			"ULYSSES_FAULT=%s: not kind:rank:step, or slow:rank:step:pause; the kinds are %s", word,
+			strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
 	}
 	kind, where, _ := strings.Cut(word, ":")
 	fault := faults[kind]

@@ -10,7 +10,8 @@ import (
 
 // A fault that is misspelt is refused, because a test of how a job ends would pass without it.
 func TestFaultWords(t *testing.T) {
-	for _, word := range []string{"kill", "kill:1", "kill:1:2:3", "kill:a:2", "kill:1:2x", "gone:1:2", "slow:1:2:soon", "slow:1:2:-1s", "slow:1:2:1s:2"} {
+	for _, word := range []string{"kill", "kill:1", "kill:1:2:3", "kill:a:2", "kill:1:2x", "gone:1:2", "slow:1:2:soon",
+		"slow:1:2:-1s", "slow:1:2:1s:2"} {
 		t.Setenv("ULYSSES_FAULT", word)
 		if fault, err := FaultHook(nil); fault != nil || status.Of(err) != status.InvalidArgument {
 			t.Errorf("%s: %v", word, err)

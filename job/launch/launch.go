@@ -67,7 +67,8 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 		return startLocal(max(1, o.Ranks), timeout, body)
 	}
 	if o.Ranks > 0 && o.Ranks != env.Tasks {
-		return Own(status.Errorf(status.InvalidArgument, "--ranks %d: %s has started %d tasks; leave out --ranks", o.Ranks, env.Launcher, env.Tasks))
+		return Own(status.Errorf(status.InvalidArgument, "--ranks %d: %s has started %d tasks; leave out --ranks",
+			o.Ranks, env.Launcher, env.Tasks))
 	}
 	world, err := startMPI(env, timeout, &o)
 	if err != nil {
@@ -88,7 +89,8 @@ func refused(env slurm.Environment, err error) error {
 	if !LeftOver(env) {
 		return err
 	}
-	return Own(status.Errorf(status.Of(err), "%w\n%s=%d is set, but %s has not started this process; if another job has left it, run: unset %[2]s",
+	return Own(status.Errorf(status.Of(err),
+		"%w\n%s=%d is set, but %s has not started this process; if another job has left it, run: unset %[2]s",
 		err, env.SizeVariable(), env.Tasks, env.Launcher))
 }
 
@@ -110,7 +112,9 @@ func limitEnd(world comm.Comm, timeout time.Duration, err error, o *Options) {
 		if err != nil {
 			o.Print(err)
 		}
-		o.Warn(fmt.Sprintf("launch: MPI_Finalize has not returned after %v; the process ends without it, which loses no result", limit))
+		o.Warn(fmt.Sprintf(
+			"launch: MPI_Finalize has not returned after %v; the process ends without it, which loses no result",
+			limit))
 		os.Exit(int(status.Of(err)))
 	})
 }
@@ -193,7 +197,8 @@ func Timeout(word string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(word)
 	if err != nil || d < 0 {
-		return 0, status.Errorf(status.InvalidArgument, "%s=%s: not a duration; set for example 90s, or 0 for no limit", name, word)
+		return 0, status.Errorf(status.InvalidArgument, "%s=%s: not a duration; set for example 90s, or 0 for no limit",
+			name, word)
 	}
 	return d, nil
 }

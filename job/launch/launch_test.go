@@ -50,7 +50,8 @@ func TestLauncherWords(t *testing.T) {
 	}{
 		{slurm.Environment{Launcher: "mpirun (Open MPI)", Tasks: 4}, none, "mpirun -n 4"},
 		{slurm.Environment{Launcher: "mpiexec (MPICH)", Tasks: 4}, none, "mpiexec -n 4"},
-		{slurm.Environment{Launcher: "srun", Tasks: 8, Nodes: 2}, func(string) string { return "pmix" }, "srun -N 2 -n 8 --mpi=pmix"},
+		{slurm.Environment{Launcher: "srun", Tasks: 8, Nodes: 2}, func(string) string { return "pmix" },
+			"srun -N 2 -n 8 --mpi=pmix"},
 		{slurm.Environment{Launcher: "srun", Tasks: 8}, none, "srun -n 8"},
 	} {
 		if got := shellWords(launcherWords(x.env, x.get)); got != x.want {

@@ -140,7 +140,8 @@ func (p *presence) describe(ranks []int) string {
 	if n := len(ranks) - most; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("%s not started: %s", units.Count(int64(len(ranks)), "task")+map[bool]string{true: " has", false: " have"}[len(ranks) == 1], text)
+	return fmt.Sprintf("%s not started: %s",
+		units.Count(int64(len(ranks)), "task")+map[bool]string{true: " has", false: " have"}[len(ranks) == 1], text)
 }
 
 // nodes returns the nodes of Slurm's step in the order of their tasks; nil if tasks are not placed

@@ -271,7 +271,8 @@ func (x *Signals) watchPeers(s os.Signal) {
 			printed = true
 			x.where(s)
 		}
-		if waits > max(deadPeer, 2*time.Duration(x.longest.Load())) && time.Since(x.at) > deadPeer && !x.stepDone.Load() {
+		if waits > max(deadPeer, 2*time.Duration(x.longest.Load())) && time.Since(x.at) > deadPeer &&
+			!x.stepDone.Load() {
 			x.end(s)
 		}
 		x.mu.Unlock()

@@ -85,7 +85,8 @@ func (r *attentionRun) read() error {
 		dst   tensor.Tensor
 		entry tensor.Entry
 		lo    int64
-	}{{r.args.Q, in.q, b.Lo()}, {r.args.K, in.k, b.KVLo()}, {r.args.V, in.v, b.KVLo()}, {r.grads.DOut, in.dout, b.Lo()}} {
+	}{{r.args.Q, in.q, b.Lo()}, {r.args.K, in.k, b.KVLo()}, {r.args.V, in.v, b.KVLo()},
+		{r.grads.DOut, in.dout, b.Lo()}} {
 		if x.dst.IsNil() {
 			continue
 		}

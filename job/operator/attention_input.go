@@ -32,7 +32,8 @@ type attentionInput struct {
 }
 
 var (
-	attentionTensors = []string{"q", "k", "v", "dout", "cu_seqlens", "cu_seqlens_k", "position_ids", "sinks", "alibi", "block_mask"}
+	attentionTensors = []string{"q", "k", "v", "dout", "cu_seqlens", "cu_seqlens_k", "position_ids", "sinks", "alibi",
+		"block_mask"}
 	attentionResults = []string{"out", "lse", "dq", "dk", "dv", "dsinks", "dalibi"}
 )
 
@@ -55,8 +56,9 @@ func (in *attentionInput) String() string {
 }
 
 func (in *attentionInput) layer(t *file.AttentionTable) sp.Layer {
-	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward(),
-		Softcap: t.Softcap, Dropout: t.Dropout, Sinks: in.sinks.Name != "", ALiBi: in.alibi.Name != ""}
+	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale,
+		NoBackward: !in.backward(), Softcap: t.Softcap, Dropout: t.Dropout, Sinks: in.sinks.Name != "",
+		ALiBi: in.alibi.Name != ""}
 	if in.maskShape != nil {
 		l.BlockRows, l.BlockColumns = t.Block[0], t.Block[1]
 	}
@@ -74,7 +76,8 @@ func (in *attentionInput) elements() int64 {
 }
 
 func (in *attentionInput) spec() sp.BatchSpec {
-	return sp.BatchSpec{Batch: 1, Seq: in.sq, KVSeq: in.sk, CuSeqlens: in.cuQ, CuSeqlensKV: in.cuK, Positions: in.positions}
+	return sp.BatchSpec{Batch: 1, Seq: in.sq, KVSeq: in.sk, CuSeqlens: in.cuQ, CuSeqlensKV: in.cuK,
+		Positions: in.positions}
 }
 
 // openAttention opens the input and checks the table and the header. It returns an input also with
@@ -82,7 +85,8 @@ func (in *attentionInput) spec() sp.BatchSpec {
 func openAttention(t *file.AttentionTable, seed int64, writer bool) (*attentionInput, error) {
 	var f faultList
 	checkAttentionTable(t, &f)
-	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer), block: t.Block, pattern: blockPattern(t, seed), patternName: t.Pattern.Kind}
+	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer), block: t.Block,
+		pattern: blockPattern(t, seed), patternName: t.Pattern.Kind}
 	if in.file != nil {
 		in.checkHeader(&f)
 	}
@@ -95,7 +99,8 @@ func checkAttentionTable(t *file.AttentionTable, f *faultList) {
 		f.add(status.InvalidConfig, "attention.scale = %v: not finite; set a number, or 0 for 1/sqrt(D)", t.Scale)
 	}
 	if !device.IsSoftcap(t.Softcap) {
-		f.add(status.InvalidConfig, "attention.softcap = %v: set a number from %v to %v, or 0 for none", t.Softcap, device.MinSoftcap, device.MaxSoftcap)
+		f.add(status.InvalidConfig, "attention.softcap = %v: set a number from %v to %v, or 0 for none", t.Softcap,
+			device.MinSoftcap, device.MaxSoftcap)
 	}
 }
 
@@ -113,13 +118,18 @@ func (in *attentionInput) checkHeader(f *faultList) {
 	in.sq, in.hq, in.d = in.q.Shape[0], in.q.Shape[1], in.q.Shape[2]
 	in.sk, in.hkv, in.dv = in.k.Shape[0], in.k.Shape[1], in.v.Shape[2]
 	if in.k.Shape[2] != in.d {
-		f.add(status.InvalidConfig, "attention.input: %v and %v: the widths of a head differ; save q and k with the same width", in.q, in.k)
+		f.add(status.InvalidConfig,
+			"attention.input: %v and %v: the widths of a head differ; save q and k with the same width", in.q, in.k)
 	}
 	if in.v.Shape[0] != in.sk || in.v.Shape[1] != in.hkv {
-		f.add(status.InvalidConfig, "attention.input: %v and %v: tokens or heads differ; save k and v with the same tokens and heads", in.k, in.v)
+		f.add(status.InvalidConfig,
+			"attention.input: %v and %v: tokens or heads differ; save k and v with the same tokens and heads",
+			in.k, in.v)
 	}
 	if in.hq%in.hkv != 0 {
-		f.add(status.InvalidConfig, "attention.input: %v and %v: the number of heads of q is not a multiple of the number of heads of k; save whole groups", in.q, in.k)
+		f.add(status.InvalidConfig,
+			"attention.input: %v and %v: the number of heads of q is not a multiple of the number of heads of k; save whole groups",
+			in.q, in.k)
 	}
 	in.checkShape(f, in.dout, "the output", in.sq, in.hq, in.dv)
 	in.sinks, in.alibi = in.floats(f, "sinks", "", "heads"), in.floats(f, "alibi", "", "heads")
@@ -148,16 +158,21 @@ func (in *attentionInput) checkMask(f *faultList) {
 	rows, columns := in.block[0], in.block[1]
 	if !ok {
 		if in.block != defaultBlock {
-			f.add(status.InvalidConfig, "attention.block = [%d, %d]: %s has no tensor block_mask; save one, set attention.pattern.kind, or remove the key", rows, columns, in.file.Path)
+			f.add(status.InvalidConfig,
+				"attention.block = [%d, %d]: %s has no tensor block_mask; save one, set attention.pattern.kind, or remove the key",
+				rows, columns, in.file.Path)
 		}
 		return
 	}
 	in.mask, in.maskShape = e, e.Shape
 	want := []int64{in.hq, (in.sq + rows - 1) / rows, (in.sk + columns - 1) / columns}
 	if e.DType != tensor.U8 {
-		f.add(status.InvalidConfig, "attention.input: tensor %v: the type is not supported; save it as U8, 0 where a block is hidden", e)
-	} else if len(e.Shape) != 3 || e.Shape[0] != in.hq && e.Shape[0] != 1 || e.Shape[1] != want[1] || e.Shape[2] != want[2] {
-		f.add(status.InvalidConfig, "attention.input: tensor %v: wrong shape for attention.block = [%d, %d], %d queries and %d keys; save %v, or 1 instead of %d for one mask of all heads, or set attention.block",
+		f.add(status.InvalidConfig,
+			"attention.input: tensor %v: the type is not supported; save it as U8, 0 where a block is hidden", e)
+	} else if len(e.Shape) != 3 || e.Shape[0] != in.hq && e.Shape[0] != 1 || e.Shape[1] != want[1] ||
+		e.Shape[2] != want[2] {
+		f.add(status.InvalidConfig,
+			"attention.input: tensor %v: wrong shape for attention.block = [%d, %d], %d queries and %d keys; save %v, or 1 instead of %d for one mask of all heads, or set attention.block",
 			e, rows, columns, in.sq, in.sk, want, in.hq)
 	}
 }

@@ -101,45 +101,74 @@ func TestAttentionFaults(t *testing.T) {
 		code   status.Code
 		want   []string
 	}{
-		{name: "scale", shapes: good, spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
-		{name: "a tiny cap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 1e-31 }, code: status.InvalidConfig, want: []string{"attention.softcap = 1e-31: set a number from 1e-30 to 1e+30"}},
-		{name: "a huge cap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 1e31 }, code: status.InvalidConfig, want: []string{"attention.softcap = 1e+31"}},
-		{name: "not there", shapes: good, spoil: func(t *file.AttentionTable) { t.Input += "x" }, code: status.IO, want: []string{"no such file"}},
-		{name: "no folder", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = filepath.Join(t.Output, "no", "out") }, code: status.IO, want: []string{"attention.output"}},
+		{name: "scale", shapes: good, spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) },
+			code: status.InvalidConfig, want: []string{"scale"}},
+		{name: "a tiny cap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 1e-31 },
+			code: status.InvalidConfig, want: []string{"attention.softcap = 1e-31: set a number from 1e-30 to 1e+30"}},
+		{name: "a huge cap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 1e31 },
+			code: status.InvalidConfig, want: []string{"attention.softcap = 1e+31"}},
+		{name: "not there", shapes: good, spoil: func(t *file.AttentionTable) { t.Input += "x" }, code: status.IO,
+			want: []string{"no such file"}},
+		{name: "no folder", shapes: good, spoil: func(t *file.AttentionTable) {
+			t.Output = filepath.Join(t.Output, "no", "out")
+		}, code: status.IO, want: []string{"attention.output"}},
 		{name: "a pipe", shapes: good, spoil: func(t *file.AttentionTable) {
 			t.Output = filepath.Join(filepath.Dir(t.Input), "pipe")
 			if err := syscall.Mkfifo(t.Output, 0o600); err != nil {
 				panic(err)
 			}
 		}, code: status.IO, want: []string{"pipe is a device or a pipe"}},
-		{name: "over the input", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is attention.input"}},
-		{name: "sinks", shapes: with(map[string][]int64{"sinks": {5}}), code: status.InvalidConfig, want: []string{"sinks F32[5]", "each head of q, [4]"}},
-		{name: "alibi", shapes: with(map[string][]int64{"alibi": {4, 1}}), code: status.InvalidConfig, want: []string{"alibi F32[4, 1]", "the axes [heads]"}},
-		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4, 1, 1}}), code: status.InvalidConfig, want: []string{"block_mask F32[4, 1, 1]", "U8"}},
-		{name: "blocks without a mask", shapes: good, spoil: func(t *file.AttentionTable) { t.Block = [2]int64{3, 3} }, code: status.InvalidConfig, want: []string{"attention.block = [3, 3]", "no tensor block_mask"}},
-		{name: "unknown", shapes: with(map[string][]int64{"Q": {4}}), code: status.InvalidConfig, want: []string{"Q F32[4]", "the names are q, k"}},
-		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor k", "no tensor v"}},
-		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig, want: []string{"q F32[6, 32]", "the axes [tokens, heads, features]"}},
-		{name: "empty", shapes: with(map[string][]int64{"q": {0, 4, 8}}), code: status.InvalidConfig, want: []string{"q F32[0, 4, 8]", "empty"}},
-		{name: "widths", shapes: with(map[string][]int64{"q": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"q F32[6, 4, 9]", "same width"}},
-		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig, want: []string{"v F32[7, 2, 8]", "same tokens and heads"}},
-		{name: "heads", shapes: with(map[string][]int64{"q": {6, 5, 8}}), code: status.InvalidConfig, want: []string{"multiple"}},
-		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"dout F32[6, 4, 9]", "[6 4 8]"}},
-		{name: "two at once", shapes: with(map[string][]int64{"sinks": {3}, "dout": {6, 4, 9}}), spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) },
-			code: status.InvalidConfig, want: []string{"sinks", "dout", "scale"}},
-		{name: "cu_seqlens start", shapes: good, ints: map[string][]int64{"cu_seqlens": {1, 6}}, code: status.InvalidConfig, want: []string{"in.safetensors", "start at 0"}},
-		{name: "cu_seqlens end", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 7}}, code: status.InvalidConfig, want: []string{"end at 6"}},
-		{name: "cu_seqlens order", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 4, 4, 6}}, code: status.InvalidConfig, want: []string{"must increase"}},
-		{name: "cu_seqlens huge", shapes: good, ints: map[string][]int64{"cu_seqlens": make([]int64, 9)}, code: status.InvalidConfig, want: []string{"cu_seqlens I64[9]"}},
-		{name: "keys alone", shapes: good, ints: map[string][]int64{"cu_seqlens_k": {0, 6}}, code: status.InvalidConfig, want: []string{"cu_seqlens"}},
-		{name: "positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2}}, code: status.InvalidConfig, want: []string{"list of 6 integers"}},
-		{name: "disagreement", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2, 0, 1, 2}, "cu_seqlens": {0, 2, 6}},
+		{name: "over the input", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = t.Input },
+			code: status.InvalidConfig, want: []string{"is attention.input"}},
+		{name: "sinks", shapes: with(map[string][]int64{"sinks": {5}}), code: status.InvalidConfig,
+			want: []string{"sinks F32[5]", "each head of q, [4]"}},
+		{name: "alibi", shapes: with(map[string][]int64{"alibi": {4, 1}}), code: status.InvalidConfig,
+			want: []string{"alibi F32[4, 1]", "the axes [heads]"}},
+		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4, 1, 1}}), code: status.InvalidConfig,
+			want: []string{"block_mask F32[4, 1, 1]", "U8"}},
+		{name: "blocks without a mask", shapes: good, spoil: func(t *file.AttentionTable) { t.Block = [2]int64{3, 3} },
+			code: status.InvalidConfig, want: []string{"attention.block = [3, 3]", "no tensor block_mask"}},
+		{name: "unknown", shapes: with(map[string][]int64{"Q": {4}}), code: status.InvalidConfig,
+			want: []string{"Q F32[4]", "the names are q, k"}},
+		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}}, code: status.InvalidConfig,
+			want: []string{"no tensor k", "no tensor v"}},
+		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig,
+			want: []string{"q F32[6, 32]", "the axes [tokens, heads, features]"}},
+		{name: "empty", shapes: with(map[string][]int64{"q": {0, 4, 8}}), code: status.InvalidConfig,
+			want: []string{"q F32[0, 4, 8]", "empty"}},
+		{name: "widths", shapes: with(map[string][]int64{"q": {6, 4, 9}}), code: status.InvalidConfig,
+			want: []string{"q F32[6, 4, 9]", "same width"}},
+		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig,
+			want: []string{"v F32[7, 2, 8]", "same tokens and heads"}},
+		{name: "heads", shapes: with(map[string][]int64{"q": {6, 5, 8}}), code: status.InvalidConfig,
+			want: []string{"multiple"}},
+		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 9}}), code: status.InvalidConfig,
+			want: []string{"dout F32[6, 4, 9]", "[6 4 8]"}},
+		{name: "two at once", shapes: with(map[string][]int64{"sinks": {3}, "dout": {6, 4, 9}}),
+			spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig,
+			want: []string{"sinks", "dout", "scale"}},
+		{name: "cu_seqlens start", shapes: good, ints: map[string][]int64{"cu_seqlens": {1, 6}},
+			code: status.InvalidConfig, want: []string{"in.safetensors", "start at 0"}},
+		{name: "cu_seqlens end", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 7}},
+			code: status.InvalidConfig, want: []string{"end at 6"}},
+		{name: "cu_seqlens order", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 4, 4, 6}},
+			code: status.InvalidConfig, want: []string{"must increase"}},
+		{name: "cu_seqlens huge", shapes: good, ints: map[string][]int64{"cu_seqlens": make([]int64, 9)},
+			code: status.InvalidConfig, want: []string{"cu_seqlens I64[9]"}},
+		{name: "keys alone", shapes: good, ints: map[string][]int64{"cu_seqlens_k": {0, 6}}, code: status.InvalidConfig,
+			want: []string{"cu_seqlens"}},
+		{name: "positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2}},
+			code: status.InvalidConfig, want: []string{"list of 6 integers"}},
+		{name: "disagreement", shapes: good,
+			ints: map[string][]int64{"position_ids": {0, 1, 2, 0, 1, 2}, "cu_seqlens": {0, 2, 6}},
 			code: status.InvalidConfig, want: []string{"disagree", "token 2"}},
-		{name: "cross", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {5, 2, 8}, "v": {5, 2, 8}}, ints: map[string][]int64{"cu_seqlens": {0, 2, 6}},
-			code: status.InvalidConfig, want: []string{"cu_seqlens_k"}},
+		{name: "cross", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {5, 2, 8}, "v": {5, 2, 8}},
+			ints: map[string][]int64{"cu_seqlens": {0, 2, 6}}, code: status.InvalidConfig,
+			want: []string{"cu_seqlens_k"}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			table := attentionTable(tensorfile.Small(t, x.shapes, x.ints), filepath.Join(t.TempDir(), "out.safetensors"))
+			table := attentionTable(tensorfile.Small(t, x.shapes, x.ints),
+				filepath.Join(t.TempDir(), "out.safetensors"))
 			dir := filepath.Dir(table.Output)
 			if x.spoil != nil {
 				x.spoil(table)
@@ -208,7 +237,8 @@ func TestAttentionReadsHalfPrecision(t *testing.T) {
 					raw = append(raw, byte(h), byte(h>>8))
 				}
 			}
-			items = append(items, tensor.Item{Name: name, Tensor: tensor.Of(nil, dtype, 6, 2, 4), Write: writeBytes(raw)})
+			items = append(items,
+				tensor.Item{Name: name, Tensor: tensor.Of(nil, dtype, 6, 2, 4), Write: writeBytes(raw)})
 		}
 		in, out := filepath.Join(dir, fmt.Sprint(i)), filepath.Join(dir, fmt.Sprint("out", i))
 		if err := tensor.WriteSafetensors(in, nil, items); err != nil {
@@ -269,7 +299,8 @@ func TestAttentionLongInLittleMemory(t *testing.T) {
 	if err := tensor.WriteSafetensors(filepath.Join(dir, "in"), nil, items); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -d %d && exec %s -test.run TestAttentionLongInLittleMemory", limit>>10, os.Args[0]))
+	cmd := exec.Command("sh", "-c",
+		fmt.Sprintf("ulimit -d %d && exec %s -test.run TestAttentionLongInLittleMemory", limit>>10, os.Args[0]))
 	cmd.Env = append(os.Environ(), "ULYSSES_TEST_LONG="+dir)
 	text, err := cmd.CombinedOutput()
 	if err != nil {

@@ -63,7 +63,8 @@ func (x *tensorCheck) Write(bytes []byte) (int, error) {
 
 // expected reports whether a value is the LSE of a query without keys, -Inf.
 func (x *tensorCheck) expected(v float32) bool {
-	return x.tensor.name == "lse" && math.IsInf(float64(v), -1) && !x.seesKey(x.at/x.tensor.shape[1], x.at%x.tensor.shape[1])
+	return x.tensor.name == "lse" && math.IsInf(float64(v), -1) &&
+		!x.seesKey(x.at/x.tensor.shape[1], x.at%x.tensor.shape[1])
 }
 
 // visibleKeys returns the keys [lo, hi) that a query sees by its document, the causal mask and the
@@ -86,7 +87,8 @@ func visibleKeys(token int64, cuQ, cuK []int64, l sp.Layer) (first, end int64) {
 }
 
 // axes maps the number of axes of a result to their names.
-var axes = map[int]string{1: "head", 2: "token, head", 3: "token, head, feature", 4: "document, head, key feature, value feature"}
+var axes = map[int]string{1: "head", 2: "token, head", 3: "token, head, feature",
+	4: "document, head, key feature, value feature"}
 
 // err returns an error that names each tensor with NaN or Inf, and the first such element.
 func (f *finiteCheck) err(kind string) error {
@@ -94,13 +96,15 @@ func (f *finiteCheck) err(kind string) error {
 	for _, x := range f.tensors {
 		if x.count > 0 {
 			shape := x.tensor.shape
-			found = append(found, fmt.Sprintf("%s%s [%s] is %v, %d of its %d values are NaN or Inf", x.tensor.name, index(shape, x.first), axes[len(shape)],
-				x.value, x.count, x.at))
+			found = append(found,
+				fmt.Sprintf("%s%s [%s] is %v, %d of its %d values are NaN or Inf", x.tensor.name, index(shape, x.first),
+					axes[len(shape)], x.value, x.count, x.at))
 		}
 	}
 	if len(found) == 0 {
 		return nil
 	}
-	return status.Errorf(status.Numeric, "%s: %s; the input is finite, so a product or a sum has overflowed; scale the input down",
+	return status.Errorf(status.Numeric,
+		"%s: %s; the input is finite, so a product or a sum has overflowed; scale the input down",
 		kind, strings.Join(found, "; "))
 }

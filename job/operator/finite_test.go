@@ -35,17 +35,24 @@ func TestResultsThatAreNotFinite(t *testing.T) {
 		table  func(t *file.AttentionTable)
 		want   []string // one for each tensor; nil = no error
 	}{
-		{name: "a score above", shapes: same, value: map[string]float32{"v": 1}, spoil: map[string]func([]float32){"q": at(5, 1, 0, 1e30), "k": at(3, 1, 0, 1e30)},
-			want: []string{"out[5, 1, 0] [token, head, feature] is NaN, 4 of its 56 values", "lse[5, 1] [token, head] is NaN, 1 of its 14 values"}},
+		{name: "a score above", shapes: same, value: map[string]float32{"v": 1},
+			spoil: map[string]func([]float32){"q": at(5, 1, 0, 1e30), "k": at(3, 1, 0, 1e30)},
+			want: []string{"out[5, 1, 0] [token, head, feature] is NaN, 4 of its 56 values",
+				"lse[5, 1] [token, head] is NaN, 1 of its 14 values"}},
 		{name: "all scores below", shapes: same, value: map[string]float32{"q": 1e30, "k": -1e30, "v": 1},
-			want: []string{"out[0, 0, 0] [token, head, feature] is NaN, 56 of its 56 values", "lse[0, 0] [token, head] is NaN, 14 of its 14 values"}},
-		{name: "one score of many below", shapes: same, value: map[string]float32{"q": 1e30, "v": 1}, spoil: map[string]func([]float32){"k": at(3, 1, 0, -1e30)},
+			want: []string{"out[0, 0, 0] [token, head, feature] is NaN, 56 of its 56 values",
+				"lse[0, 0] [token, head] is NaN, 14 of its 14 values"}},
+		{name: "one score of many below", shapes: same, value: map[string]float32{"q": 1e30, "v": 1},
+			spoil: map[string]func([]float32){"k": at(3, 1, 0, -1e30)},
 			table: func(t *file.AttentionTable) { t.Causal = false }},
-		{name: "gradients", shapes: backward, value: map[string]float32{"k": 1}, spoil: map[string]func([]float32){"v": at(2, 0, 0, 1e30), "dout": at(6, 0, 0, 1e30)},
-			want: []string{"dq[6, 0, 0] [token, head, feature] is NaN, 4 of its 56 values", "dk[0, 0, 0] [token, head, feature] is NaN, 28 of its 56 values"}},
+		{name: "gradients", shapes: backward, value: map[string]float32{"k": 1},
+			spoil: map[string]func([]float32){"v": at(2, 0, 0, 1e30), "dout": at(6, 0, 0, 1e30)},
+			want: []string{"dq[6, 0, 0] [token, head, feature] is NaN, 4 of its 56 values",
+				"dk[0, 0, 0] [token, head, feature] is NaN, 28 of its 56 values"}},
 		{name: "no key", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 1}},
-		{name: "no key, and Inf", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *file.AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
-			want: []string{"out[3, 0, 0] [token, head, feature] is +Inf, 24 of its 56 values"}},
+		{name: "no key, and Inf", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38},
+			table: func(t *file.AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
+			want:  []string{"out[3, 0, 0] [token, head, feature] is +Inf, 24 of its 56 values"}},
 	} {
 		table := attentionTable(tensorfile.Filled(t, x.shapes, x.value, x.spoil), "")
 		if x.table != nil {
@@ -82,13 +89,16 @@ func TestGDNResultsThatAreNotFinite(t *testing.T) {
 		wrote bool
 		want  []string
 	}{
-		{"v", (3*2+1)*4 + 2, 3e38, false, true, []string{"gdn: out[3, 1, 2] [token, head, feature] is +Inf, ", "state_out[0, 1, 0, 2] [document, head, key feature, value feature] is ", "scale the input down"}},
+		{"v", (3*2+1)*4 + 2, 3e38, false, true,
+			[]string{"gdn: out[3, 1, 2] [token, head, feature] is +Inf, ",
+				"state_out[0, 1, 0, 2] [document, head, key feature, value feature] is ", "scale the input down"}},
 		{"q", (3*2+1)*4 + 2, 1e19, true, false, []string{"q[3, 1, 2] is 1e+19", "squares of 4 features", "9.22e+18"}},
 		{"k", (3*2+1)*4 + 2, -1e19, true, false, []string{"k[3, 1, 2] is -1e+19"}},
 		{"q", (3*2+1)*4 + 2, 9e18, true, true, nil},
 		{"q", (3*2+1)*4 + 2, 1e19, false, true, nil},
 	} {
-		path := tensorfile.Filled(t, shapes, value, map[string]func([]float32){x.name: func(all []float32) { all[x.at] = x.v }})
+		path := tensorfile.Filled(t, shapes, value,
+			map[string]func([]float32){x.name: func(all []float32) { all[x.at] = x.v }})
 		for _, ranks := range []int{1, 3} {
 			table := gdnTable(path, filepath.Join(t.TempDir(), "out.safetensors"))
 			table.QKL2Norm = x.norm
@@ -114,8 +124,10 @@ func TestVisibleKeys(t *testing.T) {
 				l := sp.Layer{Causal: causal, Window: &device.Window{Left: left, Right: right}}
 				for token := range int64(12) {
 					lo, hi := g.Visible(token)
-					if first, end := visibleKeys(token, cuQ, cuK, l); (first < end) != (lo < hi) || lo < hi && (first != lo || end != hi) {
-						t.Errorf("causal %v, window [%d, %d]: query %d: keys %d to %d, and it sees keys %d to %d", causal, left, right, token, first, end, lo, hi)
+					if first, end := visibleKeys(token, cuQ, cuK, l); (first < end) != (lo < hi) || lo < hi &&
+						(first != lo || end != hi) {
+						t.Errorf("causal %v, window [%d, %d]: query %d: keys %d to %d, and it sees keys %d to %d",
+							causal, left, right, token, first, end, lo, hi)
 					}
 				}
 			}

@@ -52,8 +52,8 @@ func (r *gdnRun) layout(arena *device.Arena) error {
 	keys, values := []int64{1, rows, in.hk, in.dk}, []int64{1, rows, in.hv, in.dv}
 	gates, states := []int64{1, rows, in.hv}, []int64{in.n, in.hv, in.dk, in.dv}
 	r.args = gdn.Args{
-		Q: a.tensor(dtype, keys...), K: a.tensor(dtype, keys...), V: a.tensor(dtype, values...), Out: a.tensor(dtype, values...),
-		G: a.tensor(tensor.F32, gates...), Beta: a.tensor(tensor.F32, gates...),
+		Q: a.tensor(dtype, keys...), K: a.tensor(dtype, keys...), V: a.tensor(dtype, values...),
+		Out: a.tensor(dtype, values...), G: a.tensor(tensor.F32, gates...), Beta: a.tensor(tensor.F32, gates...),
 		StateOut:  a.tensor(tensor.F32, states...),
 		Workspace: a.tensor(tensor.U8, size.Workspace),
 	}
@@ -94,8 +94,10 @@ func (r *gdnRun) read() error {
 		start   int64
 		invalid func(float32) string
 	}{
-		{r.args.Q, in.q, lo * in.hk * in.dk, tooLarge}, {r.args.K, in.k, lo * in.hk * in.dk, tooLarge}, {r.args.V, in.v, lo * in.hv * in.dv, nil},
-		{r.args.G, in.g, lo * in.hv, positiveDecay}, {r.args.Beta, in.beta, lo * in.hv, nil}, {r.args.StateIn, in.stateIn, 0, nil},
+		{r.args.Q, in.q, lo * in.hk * in.dk, tooLarge}, {r.args.K, in.k, lo * in.hk * in.dk, tooLarge},
+		{r.args.V, in.v, lo * in.hv * in.dv, nil},
+		{r.args.G, in.g, lo * in.hv, positiveDecay}, {r.args.Beta, in.beta, lo * in.hv, nil},
+		{r.args.StateIn, in.stateIn, 0, nil},
 		{r.grads.DOut, in.dout, lo * in.hv * in.dv, nil}, {r.grads.DStateOut, in.dstateOut, 0, nil},
 	} {
 		if err := r.load(x.dst, x.entry, x.start, x.invalid); err != nil {

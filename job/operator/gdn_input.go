@@ -40,8 +40,8 @@ func (in *gdnInput) String() string {
 
 func (in *gdnInput) layer(t *file.GDNTable) gdn.Layer {
 	strategy, _ := gdn.ParseStrategy(t.Strategy) // file.Parse has checked it
-	return gdn.Layer{KeyHeads: in.hk, ValueHeads: in.hv, KeyDim: in.dk, ValueDim: in.dv, Scale: t.Scale, L2Norm: t.QKL2Norm, Chunk: t.Chunk,
-		Strategy: strategy, Tokens: in.s, NoBackward: !in.backward()}
+	return gdn.Layer{KeyHeads: in.hk, ValueHeads: in.hv, KeyDim: in.dk, ValueDim: in.dv, Scale: t.Scale,
+		L2Norm: t.QKL2Norm, Chunk: t.Chunk, Strategy: strategy, Tokens: in.s, NoBackward: !in.backward()}
 }
 
 func (in *gdnInput) elements() int64 { return in.s * (2*in.hk*in.dk + in.hv*in.dv) }
@@ -87,10 +87,13 @@ func (in *gdnInput) checkHeader(f *faultList) {
 	in.checkShape(f, in.beta, "v without features", in.s, in.hv)
 	in.checkShape(f, in.dout, "the output", in.s, in.hv, in.dv)
 	if in.v.Shape[0] != in.s {
-		f.add(status.InvalidConfig, "gdn.input: %v and %v: tokens differ; save q and v with the same tokens", in.q, in.v)
+		f.add(status.InvalidConfig, "gdn.input: %v and %v: tokens differ; save q and v with the same tokens",
+			in.q, in.v)
 	}
 	if in.hv%in.hk != 0 {
-		f.add(status.InvalidConfig, "gdn.input: %v and %v: the number of heads of v is not a multiple of the number of heads of q; save whole groups", in.q, in.v)
+		f.add(status.InvalidConfig,
+			"gdn.input: %v and %v: the number of heads of v is not a multiple of the number of heads of q; save whole groups",
+			in.q, in.v)
 	}
 	if in.dstateOut.Name != "" && !in.backward() {
 		f.add(status.InvalidConfig, "gdn.input: %v without dout; save dout", in.dstateOut)
@@ -123,7 +126,9 @@ func positiveDecay(g float32) string {
 // would be Inf, and the normalized vector 0.
 func (in *gdnInput) tooLarge(x float32) string {
 	if most := math.Sqrt(math.MaxFloat32 / float64(in.dk)); math.Abs(float64(x)) > most {
-		return fmt.Sprintf("gdn.qk_l2norm adds the squares of %d features, which overflows F32 above %.3g: scale q and k down, the normalized values stay the same", in.dk, most)
+		return fmt.Sprintf(
+			"gdn.qk_l2norm adds the squares of %d features, which overflows F32 above %.3g: scale q and k down, the normalized values stay the same",
+			in.dk, most)
 	}
 	return ""
 }

@@ -75,7 +75,8 @@ func TestGDNGoldens(t *testing.T) {
 		}
 		for _, strategy := range []string{"heads", "state"} {
 			t.Run(filepath.Base(dir)+"/"+strategy, func(t *testing.T) {
-				j, err := file.Parse(src, filepath.Join(dir, "job.toml"), []string{"gdn.strategy=" + strategy}, os.LookupEnv)
+				j, err := file.Parse(src, filepath.Join(dir, "job.toml"), []string{"gdn.strategy=" + strategy},
+					os.LookupEnv)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -86,7 +87,8 @@ func TestGDNGoldens(t *testing.T) {
 					if err := delta(ranks, &table); err != nil {
 						t.Fatalf("%d ranks: %v", ranks, err)
 					}
-					data := sameAs(t, fmt.Sprintf("%d ranks", ranks), table.Output, filepath.Join(dir, "expected.safetensors"))
+					data := sameAs(t, fmt.Sprintf("%d ranks", ranks), table.Output,
+						filepath.Join(dir, "expected.safetensors"))
 					if ranks == 1 {
 						one = data
 					} else if strategy == "heads" && !bytes.Equal(data, one) {
@@ -143,23 +145,39 @@ func TestGDNFaults(t *testing.T) {
 		code   status.Code
 		want   []string
 	}{
-		{name: "scale", shapes: good, spoil: func(t *file.GDNTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"gdn.scale"}},
-		{name: "chunk", shapes: good, spoil: func(t *file.GDNTable) { t.Chunk = 8 }, code: status.InvalidConfig, want: []string{"chunk 8", "16"}},
-		{name: "not there", shapes: good, spoil: func(t *file.GDNTable) { t.Input += "x" }, code: status.IO, want: []string{"gdn.input", "no such file"}},
-		{name: "over the input", shapes: good, spoil: func(t *file.GDNTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is gdn.input"}},
-		{name: "unknown", shapes: with(map[string][]int64{"z": {4}}), code: status.InvalidConfig, want: []string{"z F32[4]", "the names are q, k"}},
-		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {6, 4, 8}, "v": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor g", "no tensor beta"}},
-		{name: "axes", shapes: with(map[string][]int64{"g": {6, 4, 1}}), code: status.InvalidConfig, want: []string{"g F32[6, 4, 1]", "[tokens, heads]"}},
-		{name: "heads", shapes: with(map[string][]int64{"v": {6, 3, 5}, "g": {6, 3}, "beta": {6, 3}}), code: status.InvalidConfig, want: []string{"multiple"}},
-		{name: "keys", shapes: with(map[string][]int64{"k": {6, 2, 9}}), code: status.InvalidConfig, want: []string{"k F32[6, 2, 9]", "[6 2 8]"}},
-		{name: "rows", shapes: with(map[string][]int64{"beta": {5, 4}}), code: status.InvalidConfig, want: []string{"beta F32[5, 4]", "[6 4]"}},
-		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 8}}), code: status.InvalidConfig, want: []string{"dout F32[6, 4, 8]", "[6 4 5]"}},
-		{name: "state", shapes: with(map[string][]int64{"state_in": {2, 4, 8, 5}}), code: status.InvalidConfig, want: []string{"state_in", "[1 4 8 5]"}},
-		{name: "states", shapes: with(map[string][]int64{"state_in": {1, 4, 8, 5}}), ints: map[string][]int64{"cu_seqlens": {0, 2, 6}},
-			code: status.InvalidConfig, want: []string{"state_in", "[2 4 8 5]"}},
-		{name: "dstate_out alone", shapes: with(map[string][]int64{"dstate_out": {1, 4, 8, 5}}), code: status.InvalidConfig, want: []string{"without dout"}},
-		{name: "cu_seqlens end", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 7}}, code: status.InvalidConfig, want: []string{"in.safetensors", "end at 6"}},
-		{name: "negative positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2, -1, 0, 1}}, code: status.InvalidConfig, want: []string{"position -1 of token 3"}},
+		{name: "scale", shapes: good, spoil: func(t *file.GDNTable) { t.Scale = math.Inf(1) },
+			code: status.InvalidConfig, want: []string{"gdn.scale"}},
+		{name: "chunk", shapes: good, spoil: func(t *file.GDNTable) { t.Chunk = 8 }, code: status.InvalidConfig,
+			want: []string{"chunk 8", "16"}},
+		{name: "not there", shapes: good, spoil: func(t *file.GDNTable) { t.Input += "x" }, code: status.IO,
+			want: []string{"gdn.input", "no such file"}},
+		{name: "over the input", shapes: good, spoil: func(t *file.GDNTable) { t.Output = t.Input },
+			code: status.InvalidConfig, want: []string{"is gdn.input"}},
+		{name: "unknown", shapes: with(map[string][]int64{"z": {4}}), code: status.InvalidConfig,
+			want: []string{"z F32[4]", "the names are q, k"}},
+		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {6, 4, 8}, "v": {6, 4, 8}},
+			code: status.InvalidConfig, want: []string{"no tensor g", "no tensor beta"}},
+		{name: "axes", shapes: with(map[string][]int64{"g": {6, 4, 1}}), code: status.InvalidConfig,
+			want: []string{"g F32[6, 4, 1]", "[tokens, heads]"}},
+		{name: "heads", shapes: with(map[string][]int64{"v": {6, 3, 5}, "g": {6, 3}, "beta": {6, 3}}),
+			code: status.InvalidConfig, want: []string{"multiple"}},
+		{name: "keys", shapes: with(map[string][]int64{"k": {6, 2, 9}}), code: status.InvalidConfig,
+			want: []string{"k F32[6, 2, 9]", "[6 2 8]"}},
+		{name: "rows", shapes: with(map[string][]int64{"beta": {5, 4}}), code: status.InvalidConfig,
+			want: []string{"beta F32[5, 4]", "[6 4]"}},
+		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 8}}), code: status.InvalidConfig,
+			want: []string{"dout F32[6, 4, 8]", "[6 4 5]"}},
+		{name: "state", shapes: with(map[string][]int64{"state_in": {2, 4, 8, 5}}), code: status.InvalidConfig,
+			want: []string{"state_in", "[1 4 8 5]"}},
+		{name: "states", shapes: with(map[string][]int64{"state_in": {1, 4, 8, 5}}),
+			ints: map[string][]int64{"cu_seqlens": {0, 2, 6}}, code: status.InvalidConfig,
+			want: []string{"state_in", "[2 4 8 5]"}},
+		{name: "dstate_out alone", shapes: with(map[string][]int64{"dstate_out": {1, 4, 8, 5}}),
+			code: status.InvalidConfig, want: []string{"without dout"}},
+		{name: "cu_seqlens end", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 7}},
+			code: status.InvalidConfig, want: []string{"in.safetensors", "end at 6"}},
+		{name: "negative positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2, -1, 0, 1}},
+			code: status.InvalidConfig, want: []string{"position -1 of token 3"}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			table := gdnTable(tensorfile.Small(t, x.shapes, x.ints), filepath.Join(t.TempDir(), "out.safetensors"))
@@ -189,7 +207,8 @@ func TestGDNRefusesValues(t *testing.T) {
 		{"beta", float32(math.NaN()), []string{"beta[4, 1] is NaN", "finite"}},
 		{"state_in", float32(math.Inf(1)), []string{"state_in[0, 1, 0, 0] is +Inf"}},
 	} {
-		shapes := map[string][]int64{"q": {6, 2, 4}, "k": {6, 2, 4}, "v": {6, 2, 4}, "g": {6, 2}, "beta": {6, 2}, "state_in": {1, 2, 4, 4}}
+		shapes := map[string][]int64{"q": {6, 2, 4}, "k": {6, 2, 4}, "v": {6, 2, 4}, "g": {6, 2}, "beta": {6, 2},
+			"state_in": {1, 2, 4, 4}}
 		var items []tensor.Item
 		for name, shape := range shapes {
 			values := make([]float32, tensor.Of(nil, tensor.F32, shape...).Numel())

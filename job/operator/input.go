@@ -62,7 +62,8 @@ func checkOutput(f *faultList, kind, input, output string) {
 		return err
 	})
 	if err != nil {
-		f.add(status.IO, "%s.output: %s cannot be written: %w; name a file in a folder that exists and can be written", kind, output, err)
+		f.add(status.IO, "%s.output: %s cannot be written: %w; name a file in a folder that exists and can be written",
+			kind, output, err)
 		return
 	}
 	probe.Close()
@@ -74,7 +75,8 @@ func checkOutput(f *faultList, kind, input, output string) {
 func (in *inputFile) checkNames(f *faultList, known, results []string) {
 	for _, e := range in.file.Entries() {
 		if !slices.Contains(known, e.Name) && !slices.Contains(results, e.Name) {
-			f.add(status.InvalidConfig, "%s.input: tensor %v: unknown; the names are %s", in.kind, e, strings.Join(known, ", "))
+			f.add(status.InvalidConfig, "%s.input: tensor %v: unknown; the names are %s", in.kind, e,
+				strings.Join(known, ", "))
 		}
 	}
 }
@@ -88,9 +90,11 @@ func (in *inputFile) floats(f *faultList, name, required string, axes ...string)
 		f.add(status.InvalidConfig, "%s.input: %s has no tensor %s; save %s", in.kind, in.file.Path, name, required)
 	case !ok:
 	case e.DType != tensor.F32 && e.DType != tensor.BF16 && e.DType != tensor.F16:
-		f.add(status.InvalidConfig, "%s.input: tensor %v: the type is not supported; save it as F32, BF16 or F16", in.kind, e)
+		f.add(status.InvalidConfig, "%s.input: tensor %v: the type is not supported; save it as F32, BF16 or F16",
+			in.kind, e)
 	case len(e.Shape) != len(axes) || e.Numel() == 0:
-		f.add(status.InvalidConfig, "%s.input: tensor %v: wrong shape; save it with the axes [%s], none of them empty", in.kind, e, strings.Join(axes, ", "))
+		f.add(status.InvalidConfig, "%s.input: tensor %v: wrong shape; save it with the axes [%s], none of them empty",
+			in.kind, e, strings.Join(axes, ", "))
 	}
 	return e
 }
@@ -98,7 +102,8 @@ func (in *inputFile) floats(f *faultList, name, required string, axes ...string)
 // checkShape compares the shape of a tensor, unless it is absent, with the shape of model.
 func (in *inputFile) checkShape(f *faultList, e tensor.Entry, model string, shape ...int64) {
 	if e.Name != "" && !slices.Equal(e.Shape, shape) {
-		f.add(status.InvalidConfig, "%s.input: %v: wrong shape; save it with the shape of %s, %v", in.kind, e, model, shape)
+		f.add(status.InvalidConfig, "%s.input: %v: wrong shape; save it with the shape of %s, %v", in.kind, e,
+			model, shape)
 	}
 }
 
@@ -143,7 +148,8 @@ func (in *inputFile) read(e tensor.Entry, start int64, values []float32, invalid
 			text = invalid(v)
 		}
 		if text != "" {
-			return status.Errorf(status.Numeric, "%s.input: %s: %s%v is %v; %s", in.kind, in.file.Path, e.Name, index(e.Shape, start+int64(i)), v, text)
+			return status.Errorf(status.Numeric, "%s.input: %s: %s%v is %v; %s", in.kind, in.file.Path, e.Name,
+				index(e.Shape, start+int64(i)), v, text)
 		}
 	}
 	return nil

@@ -36,9 +36,11 @@ type header interface {
 // over the ranks of the mesh, which must share one sequence. Tensors are computed in compute; LSE,
 // decays, betas and recurrent states are F32. writer says that this rank will write the output.
 // Collective: all ranks succeed or return the same code.
-func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute tensor.DType, writer bool) (*Run, error) {
+func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute tensor.DType,
+	writer bool) (*Run, error) {
 	if m.Replicas > 1 {
-		return nil, j.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence, and a job of kind %q has one sequence; set it to 0",
+		return nil, j.Errorf(status.InvalidConfig, "parallel.ulysses",
+			"%d of %d ranks share the sequence, and a job of kind %q has one sequence; set it to 0",
 			m.Ulysses, m.World.Size(), j.Kind)
 	}
 	in, err := openHeader(j, writer)
@@ -51,7 +53,8 @@ func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute 
 		levels, err = m.SetLevels(j.Parallel.TwoLevel, in.elements()/int64(m.Seq.Size())*compute.Size())
 	}
 	if err == nil {
-		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, ring: int64(m.Ring), gather: j.Mesh.Gather, clock: clk}, compute)
+		op, err = newOperation(j, in,
+			run{in: in.base(), dev: d, comm: m.Seq, ring: int64(m.Ring), gather: j.Mesh.Gather, clock: clk}, compute)
 	}
 	if err != nil {
 		in.base().close()
@@ -137,8 +140,10 @@ func Describe(j *file.Job) (*Shape, error) {
 		return nil, err
 	}
 	if in, ok := in.(*gdnInput); ok {
-		return &Shape{Lengths: []int64{in.s}, Heads: [][2]int64{{in.hv, in.hk}}, Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}, nil
+		return &Shape{Lengths: []int64{in.s}, Heads: [][2]int64{{in.hv, in.hk}}, Hidden: in.hv * in.dv, Dim: in.dk,
+			KeyDim: in.dk, ValueDim: in.dv}, nil
 	}
 	a := in.(*attentionInput)
-	return &Shape{Lengths: []int64{a.sq, a.sk}, Heads: [][2]int64{{a.hq, a.hkv}}, Hidden: a.hq * a.d, Dim: a.d, Layer: a.layer(&j.Attention)}, nil
+	return &Shape{Lengths: []int64{a.sq, a.sk}, Heads: [][2]int64{{a.hq, a.hkv}}, Hidden: a.hq * a.d, Dim: a.d,
+		Layer: a.layer(&j.Attention)}, nil
 }

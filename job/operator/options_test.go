@@ -19,7 +19,8 @@ const optS, optH, optKV, optD = 14, 4, 2, 8
 
 // optionInput writes the input of a job with a block mask if mask is not nil, and the other
 // options by name. It returns the path and all values in float64.
-func optionInput(t *testing.T, mask []byte, maskShape []int64, vectors map[string][]float32, cu []int64) (string, map[string][]float64) {
+func optionInput(t *testing.T, mask []byte, maskShape []int64, vectors map[string][]float32, cu []int64) (string,
+	map[string][]float64) {
 	t.Helper()
 	values := map[string][]float64{}
 	var items []tensor.Item
@@ -47,7 +48,8 @@ func optionInput(t *testing.T, mask []byte, maskShape []int64, vectors map[strin
 		items = append(items, tensor.Item{Name: "cu_seqlens", Tensor: tensor.OfInt64(cu, int64(len(cu)))})
 	}
 	if mask != nil {
-		items = append(items, tensor.Item{Name: "block_mask", Tensor: tensor.Of(nil, tensor.U8, maskShape...), Write: writeBytes(mask)})
+		items = append(items,
+			tensor.Item{Name: "block_mask", Tensor: tensor.Of(nil, tensor.U8, maskShape...), Write: writeBytes(mask)})
 	}
 	path := filepath.Join(t.TempDir(), "in.safetensors")
 	if err := tensor.WriteSafetensors(path, nil, items); err != nil {
@@ -75,34 +77,47 @@ func TestAttentionOptions(t *testing.T) {
 		of    map[string][]float32
 		cu    []int64
 	}{
-		{name: "sinks, soft cap", table: func(a *file.AttentionTable) { a.Softcap = 1.5 }, of: map[string][]float32{"sinks": sinks}},
-		{name: "slopes, window, documents", table: func(a *file.AttentionTable) { a.Window = [2]int64{3, 0} }, of: map[string][]float32{"alibi": slopes}, cu: []int64{0, 5, 14}},
-		{name: "dropout, sinks, slopes", table: func(a *file.AttentionTable) { a.Causal, a.Dropout = false, 0.25 }, of: map[string][]float32{"alibi": slopes, "sinks": sinks}},
-		{name: "block mask", table: func(a *file.AttentionTable) { a.Causal, a.Block = false, [2]int64{3, 4} }, mask: mask, shape: []int64{optH, 5, 4}},
+		{name: "sinks, soft cap", table: func(a *file.AttentionTable) { a.Softcap = 1.5 },
+			of: map[string][]float32{"sinks": sinks}},
+		{name: "slopes, window, documents", table: func(a *file.AttentionTable) { a.Window = [2]int64{3, 0} },
+			of: map[string][]float32{"alibi": slopes}, cu: []int64{0, 5, 14}},
+		{name: "dropout, sinks, slopes", table: func(a *file.AttentionTable) { a.Causal, a.Dropout = false, 0.25 },
+			of: map[string][]float32{"alibi": slopes, "sinks": sinks}},
+		{name: "block mask", table: func(a *file.AttentionTable) { a.Causal, a.Block = false, [2]int64{3, 4} },
+			mask: mask, shape: []int64{optH, 5, 4}},
 		{name: "dropout with a seed of its own", table: func(a *file.AttentionTable) { a.Dropout, a.Seed = 0.25, 77 }},
 		{name: "fixed", table: func(a *file.AttentionTable) {
 			a.Causal, a.Block = false, [2]int64{3, 3}
 			a.Pattern = file.PatternTable{Kind: "fixed", Local: 2, GlobalPatterns: 2, PerHead: true, Horizontal: true}
 		}},
 		{name: "variable, causal", table: func(a *file.AttentionTable) {
-			a.Block, a.Pattern = [2]int64{2, 2}, file.PatternTable{Kind: "variable", Windows: []int64{1, 3}, Globals: []int64{0, 3}, GlobalEnds: []int64{1, 5}}
+			a.Block, a.Pattern = [2]int64{2, 2},
+				file.PatternTable{Kind: "variable", Windows: []int64{1, 3}, Globals: []int64{0, 3},
+					GlobalEnds: []int64{1, 5}}
 		}, cu: []int64{0, 5, 14}},
 		{name: "bigbird", table: func(a *file.AttentionTable) {
-			a.Causal, a.Block, a.Seed, a.Pattern = false, [2]int64{2, 2}, 9, file.PatternTable{Kind: "bigbird", PerHead: true, Random: 2, Global: -1, Window: 1}
+			a.Causal, a.Block, a.Seed, a.Pattern = false, [2]int64{2, 2}, 9,
+				file.PatternTable{Kind: "bigbird", PerHead: true, Random: 2, Global: -1, Window: 1}
 		}},
 		{name: "longformer", table: func(a *file.AttentionTable) {
-			a.Causal, a.Block, a.Pattern = false, [2]int64{2, 2}, file.PatternTable{Kind: "longformer", Globals: []int64{2}}
+			a.Causal, a.Block, a.Pattern = false, [2]int64{2, 2},
+				file.PatternTable{Kind: "longformer", Globals: []int64{2}}
 		}, of: map[string][]float32{"sinks": sinks}},
-		{name: "sliding, causal", table: func(a *file.AttentionTable) { a.Block, a.Pattern = [2]int64{2, 2}, file.PatternTable{Kind: "sliding"} }},
-		{name: "one block mask, causal", table: func(a *file.AttentionTable) { a.Block = [2]int64{3, 4} }, mask: mask[20:40], shape: []int64{1, 5, 4}, cu: []int64{0, 5, 14}},
+		{name: "sliding, causal", table: func(a *file.AttentionTable) {
+			a.Block, a.Pattern = [2]int64{2, 2}, file.PatternTable{Kind: "sliding"}
+		}},
+		{name: "one block mask, causal", table: func(a *file.AttentionTable) { a.Block = [2]int64{3, 4} },
+			mask: mask[20:40], shape: []int64{1, 5, 4}, cu: []int64{0, 5, 14}},
 	} {
 		path, x := optionInput(t, c.mask, c.shape, c.of, c.cu)
 		j := file.Default()
 		j.Kind, j.Attention = "attention", *attentionTable(path, "")
 		c.table(&j.Attention)
-		a := ref.Attention{Hq: optH, Hkv: optKV, D: optD, Dv: optD, CuQ: []int64{0, optS}, Causal: j.Attention.Causal, Scale: 1 / math.Sqrt(optD), Softcap: j.Attention.Softcap,
-			Sinks: x["sinks"], Slopes: x["alibi"], Mask: c.mask, QuerySeq: optS, KeySeq: optS, BlockRows: j.Attention.Block[0], BlockColumns: j.Attention.Block[1],
-			Dropout: j.Attention.Dropout, Seed: j.OperatorSeed()}
+		a := ref.Attention{Hq: optH, Hkv: optKV, D: optD, Dv: optD, CuQ: []int64{0, optS}, Causal: j.Attention.Causal,
+			Scale: 1 / math.Sqrt(optD), Softcap: j.Attention.Softcap, Sinks: x["sinks"], Slopes: x["alibi"],
+			Mask: c.mask, QuerySeq: optS, KeySeq: optS, BlockRows: j.Attention.Block[0],
+			BlockColumns: j.Attention.Block[1], Dropout: j.Attention.Dropout,
+			Seed: j.OperatorSeed()}
 		if p := blockPattern(&j.Attention, j.OperatorSeed()); p != nil { // its tests have the masks
 			n := (optS + a.BlockRows - 1) / a.BlockRows
 			a.Mask = make([]byte, optH*n*n)
@@ -126,7 +141,8 @@ func TestAttentionOptions(t *testing.T) {
 		if a.Slopes != nil {
 			want["dalibi"] = g.DSlopes
 		}
-		for _, mesh := range [][2]int64{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {6, 1}, {2, 2}, {4, 2}, {6, 3}, {4, 4}, {6, -3}, {4, -4}} {
+		for _, mesh := range [][2]int64{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {6, 1}, {2, 2}, {4, 2}, {6, 3}, {4, 4}, {6, -3},
+			{4, -4}} {
 			name := fmt.Sprintf("%s, %d ranks, ring %d", c.name, mesh[0], mesh[1])
 			if j.Mesh.Gather = mesh[1] < 0; j.Mesh.Gather {
 				mesh[1] = -mesh[1]
@@ -162,7 +178,8 @@ func TestBlockMaskFaults(t *testing.T) {
 		path, _ := optionInput(t, make([]byte, n), shape, nil, nil)
 		table := attentionTable(path, path+".out")
 		table.Block = [2]int64{3, 4}
-		expectError(t, attend(2, table), status.InvalidConfig, []string{"block_mask U8", "attention.block = [3, 4]", "save [4 5 4], or 1 instead of 4"})
+		expectError(t, attend(2, table), status.InvalidConfig,
+			[]string{"block_mask U8", "attention.block = [3, 4]", "save [4 5 4], or 1 instead of 4"})
 	}
 }
 
@@ -173,10 +190,14 @@ func TestPatternFaults(t *testing.T) {
 		mask    bool
 		want    []string
 	}{
-		{file.PatternTable{Kind: "fixed", Local: 3, Global: 2}, false, []string{"attention.pattern: blockmask: fixed: 3 local blocks are not a multiple of 2 global blocks"}},
-		{file.PatternTable{Kind: "bigbird", Random: 8}, false, []string{"bigbird: 8 random blocks in a sequence of 4 blocks; give 0 to 4"}},
-		{file.PatternTable{Kind: "fixed", Horizontal: true}, false, []string{"horizontal global attention with a unidirectional mask"}},
-		{file.PatternTable{Kind: "longformer"}, true, []string{"attention.pattern.kind = \"longformer\"", "has a tensor block_mask as well"}},
+		{file.PatternTable{Kind: "fixed", Local: 3, Global: 2}, false,
+			[]string{"attention.pattern: blockmask: fixed: 3 local blocks are not a multiple of 2 global blocks"}},
+		{file.PatternTable{Kind: "bigbird", Random: 8}, false,
+			[]string{"bigbird: 8 random blocks in a sequence of 4 blocks; give 0 to 4"}},
+		{file.PatternTable{Kind: "fixed", Horizontal: true}, false,
+			[]string{"horizontal global attention with a unidirectional mask"}},
+		{file.PatternTable{Kind: "longformer"}, true,
+			[]string{"attention.pattern.kind = \"longformer\"", "has a tensor block_mask as well"}},
 	} {
 		var mask []byte
 		if c.mask {

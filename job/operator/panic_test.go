@@ -100,7 +100,10 @@ func TestFreeMemory(t *testing.T) {
 			allocated[c.Rank()] = d.allocated
 			return err
 		})
-		if code := status.Of(err); code != want || want != status.OK && (allocated[0] > 0 || !strings.Contains(err.Error(), "attention: 40 B are planned on this rank, and the host has 1 B free for it")) {
+		if code := status.Of(err); code != want || want != status.OK &&
+			(allocated[0] > 0 ||
+				!strings.Contains(err.Error(),
+					"attention: 40 B are planned on this rank, and the host has 1 B free for it")) {
 			t.Errorf("%d free: %v, allocated %v", free, err, allocated)
 		}
 	}

@@ -7,7 +7,8 @@ import (
 )
 
 // patterns has the kinds of attention.pattern.kind.
-var patterns = map[string]blockmask.Kind{"fixed": blockmask.Fixed, "variable": blockmask.Variable, "bigbird": blockmask.BigBird, "longformer": blockmask.BSLongformer,
+var patterns = map[string]blockmask.Kind{"fixed": blockmask.Fixed, "variable": blockmask.Variable,
+	"bigbird": blockmask.BigBird, "longformer": blockmask.BSLongformer,
 	"sliding": blockmask.LocalSlidingWindow}
 
 // blockPattern returns the pattern of a job; nil if it has none. With a causal mask, no block above
@@ -22,7 +23,8 @@ func blockPattern(t *file.AttentionTable, seed int64) *blockmask.Pattern {
 	for _, f := range []struct {
 		given int64
 		to    *int64
-	}{{x.Local, &p.Local}, {x.Global, &p.Global}, {x.GlobalPatterns, &p.GlobalPatterns}, {x.Window, &p.Window}, {x.Random, &p.Random}} {
+	}{{x.Local, &p.Local}, {x.Global, &p.Global}, {x.GlobalPatterns, &p.GlobalPatterns}, {x.Window, &p.Window},
+		{x.Random, &p.Random}} {
 		if f.given != 0 {
 			*f.to = max(0, f.given)
 		}
@@ -42,11 +44,15 @@ func blockPattern(t *file.AttentionTable, seed int64) *blockmask.Pattern {
 // checkPattern checks the pattern of the job's block mask, which the input must not have as well.
 func (in *attentionInput) checkPattern(f *faultList) {
 	if _, ok := in.file.Entry("block_mask"); ok {
-		f.add(status.InvalidConfig, "attention.pattern.kind = %q: %s has a tensor block_mask as well; remove one of them", in.patternName, in.file.Path)
+		f.add(status.InvalidConfig,
+			"attention.pattern.kind = %q: %s has a tensor block_mask as well; remove one of them", in.patternName,
+			in.file.Path)
 		return
 	}
 	if in.sq != in.sk {
-		f.add(status.InvalidConfig, "attention.pattern.kind = %q: %d queries and %d keys, and a pattern has as many queries as keys; save a tensor block_mask", in.patternName, in.sq, in.sk)
+		f.add(status.InvalidConfig,
+			"attention.pattern.kind = %q: %d queries and %d keys, and a pattern has as many queries as keys; save a tensor block_mask",
+			in.patternName, in.sq, in.sk)
 		return
 	}
 	n, heads := (in.sq+in.block[0]-1)/in.block[0], int64(1)

@@ -130,11 +130,14 @@ func (r *run) allocate(op operation, free int64) error {
 	}
 	bytes, info := sketch.Peak(), d.Info()
 	if all := info.Usable(); all > 0 && bytes > all {
-		return status.Errorf(status.OutOfMemory, "%s: %s are planned on this rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
+		return status.Errorf(status.OutOfMemory,
+			"%s: %s are planned on this rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
 			r.in.kind, units.Bytes(bytes), units.Bytes(all))
 	}
 	if info.Place == tensor.Host && free > 0 && bytes > free {
-		return status.Errorf(status.OutOfMemory, "%s: %s are planned on this rank, and the host has %s free for it; use more nodes", r.in.kind, units.Bytes(bytes), units.Bytes(free))
+		return status.Errorf(status.OutOfMemory,
+			"%s: %s are planned on this rank, and the host has %s free for it; use more nodes", r.in.kind,
+			units.Bytes(bytes), units.Bytes(free))
 	}
 	var err error
 	if r.arena, err = device.NewArena(d, r.in.kind, bytes); err != nil {

@@ -42,7 +42,8 @@ type shardWriter struct {
 // writeSharded writes tensors into one safetensors file on rank 0, which at no time has a whole
 // tensor in memory. check reads all values there. If the file cannot be written, no file remains.
 // Collective: all ranks return the same error.
-func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, metadata map[string]string, all []shardedTensor, check *finiteCheck, limit int64) error {
+func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, metadata map[string]string,
+	all []shardedTensor, check *finiteCheck, limit int64) error {
 	w := &shardWriter{comm: c, dev: d, stream: s, limit: limit}
 	if c.Rank() != 0 {
 		var err error
@@ -58,10 +59,11 @@ func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, me
 	items := make([]tensor.Item, len(all))
 	for i := range all {
 		t := &all[i]
-		items[i] = tensor.Item{Name: t.name, Tensor: tensor.Of(nil, t.local.DType, t.shape...), Write: func(out io.Writer) error {
-			received = i + 1
-			return w.receive(t, io.MultiWriter(out, check.add(t)))
-		}}
+		items[i] = tensor.Item{Name: t.name, Tensor: tensor.Of(nil, t.local.DType, t.shape...),
+			Write: func(out io.Writer) error {
+				received = i + 1
+				return w.receive(t, io.MultiWriter(out, check.add(t)))
+			}}
 	}
 	err := tensor.WriteSafetensors(path, metadata, items)
 	for ; received < len(all); received++ {
@@ -109,7 +111,9 @@ func (w *shardWriter) eachBlock(t *shardedTensor, f func(block tensor.Tensor) er
 
 // send sends this rank's shard to rank 0.
 func (w *shardWriter) send(t *shardedTensor) error {
-	return w.eachBlock(t, func(block tensor.Tensor) error { return w.comm.SendRecv(nil, tensor.Tensor{}, -1, block, 0) })
+	return w.eachBlock(t, func(block tensor.Tensor) error {
+		return w.comm.SendRecv(nil, tensor.Tensor{}, -1, block, 0)
+	})
 }
 
 // receive writes the shards of all ranks in rank order. After a write error it continues to

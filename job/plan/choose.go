@@ -46,7 +46,8 @@ type meshOption struct {
 // LeavesMeshOpen reports whether Choose has something to choose for a job on some ranks. The gated
 // delta rule of an operator job has no ring, and chooses its strategy itself.
 func LeavesMeshOpen(j *file.Job, world int) bool {
-	return j.Kind != "gdn" && world > 1 && (j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1 && j.Parallel.Gather == "auto")
+	return j.Kind != "gdn" && world > 1 &&
+		(j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1 && j.Parallel.Gather == "auto")
 }
 
 // Choose returns the mesh for a job that leaves degrees, or the form of its ring, open. The
@@ -62,7 +63,8 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 	// which need less memory.
 	alike := func(o *meshOption) float64 { return math.Floor(math.Log(o.estimate) / math.Log(1.03)) }
 	slices.SortStableFunc(options, func(a, b meshOption) int {
-		return cmp.Or(cmp.Compare(alike(&a), alike(&b)), cmp.Compare(a.mesh.Ring, b.mesh.Ring), cmp.Compare(b.mesh.Ulysses, a.mesh.Ulysses))
+		return cmp.Or(cmp.Compare(alike(&a), alike(&b)), cmp.Compare(a.mesh.Ring, b.mesh.Ring),
+			cmp.Compare(b.mesh.Ulysses, a.mesh.Ulysses))
 	})
 	tried, err := dryRun(j, options, m, x)
 	if err != nil {
@@ -74,7 +76,8 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 	}
 	if math.IsInf(best, 1) {
 		ring := max(1, j.Parallel.Ring)
-		whole := meshOption{mesh: file.Mesh{World: int64(world), Ulysses: max(1, int64(world)/ring), Ring: ring, Replicas: 1}}
+		whole := meshOption{mesh: file.Mesh{World: int64(world), Ulysses: max(1, int64(world)/ring), Ring: ring,
+			Replicas: 1}}
 		if !slices.ContainsFunc(tried, func(o meshOption) bool { return status.Of(o.why) == status.OutOfMemory }) {
 			if err := whole.plan(j, m, x); err != nil {
 				return nil, err
@@ -83,11 +86,15 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 				return nil, whole.why
 			}
 		}
-		return &Choice{Mesh: whole.mesh, Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits with parallel.zero = %d", whole.mesh, world, j.Parallel.Zero)}, nil
+		return &Choice{Mesh: whole.mesh,
+			Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits with parallel.zero = %d", whole.mesh, world,
+				j.Parallel.Zero)}, nil
 	}
 	chosen := slices.MinFunc(tried, func(a, b meshOption) int {
-		return cmp.Or(compareTrue(b.seconds <= nearlyBest*best, a.seconds <= nearlyBest*best), cmp.Compare(a.mesh.Ring, b.mesh.Ring),
-			compareTrue(a.mesh.Gather, b.mesh.Gather), cmp.Compare(a.seconds, b.seconds), cmp.Compare(a.mesh.Replicas, b.mesh.Replicas))
+		return cmp.Or(compareTrue(b.seconds <= nearlyBest*best, a.seconds <= nearlyBest*best),
+			cmp.Compare(a.mesh.Ring, b.mesh.Ring), compareTrue(a.mesh.Gather, b.mesh.Gather),
+			cmp.Compare(a.seconds, b.seconds),
+			cmp.Compare(a.mesh.Replicas, b.mesh.Replicas))
 	})
 	text, err := reason(j, chosen, tried, m, x)
 	if err != nil {
@@ -200,8 +207,10 @@ func (x *subject) load(j *file.Job) load {
 		}
 		return w
 	}
-	w := load{layers: float64(c.NumHiddenLayers - c.LinearLayers()), tokens: float64(d.Sequence * d.Batch), pairs: float64(d.Batch) * pairs(j, c),
-		products: c.Flops(d.Sequence*d.Batch, 0) / 3, backward: j.Kind == "train", times: 1, documents: float64(j.Documents())}
+	w := load{layers: float64(c.NumHiddenLayers - c.LinearLayers()), tokens: float64(d.Sequence * d.Batch),
+		pairs: float64(d.Batch) * pairs(j, c), products: c.Flops(d.Sequence*d.Batch, 0) / 3,
+		backward: j.Kind == "train", times: 1,
+		documents: float64(j.Documents())}
 	if w.backward {
 		w.times = float64(j.SequencesOfStep()) / float64(d.Batch)
 	}
@@ -216,7 +225,8 @@ func (x *subject) load(j *file.Job) load {
 // dry run has the rest, such as recomputation.
 func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
 	w, l, r := x.load(j), &x.attention, &m.Rates
-	u, ring, ranks, perNode := float64(mesh.Ulysses), float64(mesh.Ring), float64(mesh.Ulysses*mesh.Ring), float64(r.PerNode)
+	u, ring, ranks, perNode := float64(mesh.Ulysses), float64(mesh.Ring), float64(mesh.Ulysses*mesh.Ring),
+		float64(r.PerNode)
 	bytes := 2.0 // of an element
 	if m.Info.Place == tensor.Host {
 		bytes = 4
@@ -357,7 +367,8 @@ func (x *subject) tokens(j *file.Job) int64 {
 // all ranks in one sequence by heads, or with the best other mesh.
 func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *subject) (string, error) {
 	mesh := chosen.mesh
-	text := fmt.Sprintf("mesh: %v: %d ranks, %d a node, %s", mesh, mesh.World, m.Rates.PerNode, units.Count(x.Heads[0][0], "query head"))
+	text := fmt.Sprintf("mesh: %v: %d ranks, %d a node, %s", mesh, mesh.World, m.Rates.PerNode,
+		units.Count(x.Heads[0][0], "query head"))
 	if j.Kind == "train" {
 		text += ", " + units.Count(j.SequencesOfStep(), "sequence") + " a step"
 	}
@@ -371,7 +382,8 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 	if !m.nominal {
 		text += fmt.Sprintf("; expected %.3g s a %s", chosen.seconds, x.work(j))
 	}
-	other := meshOption{mesh: file.Mesh{World: mesh.World, Ulysses: mesh.World, Ring: 1, Replicas: 1}, seconds: math.Inf(1)}
+	other := meshOption{mesh: file.Mesh{World: mesh.World, Ulysses: mesh.World, Ring: 1, Replicas: 1},
+		seconds: math.Inf(1)}
 	known := false
 	for _, o := range tried {
 		if o.mesh == other.mesh {
@@ -382,7 +394,9 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 	case j.Parallel.Ulysses > 0 || j.Parallel.Ring > 1:
 		return text, nil
 	case other.mesh == mesh:
-		others := slices.DeleteFunc(slices.Clone(tried), func(o meshOption) bool { return o.mesh == mesh || math.IsInf(o.seconds, 1) })
+		others := slices.DeleteFunc(slices.Clone(tried), func(o meshOption) bool {
+			return o.mesh == mesh || math.IsInf(o.seconds, 1)
+		})
 		if len(others) == 0 {
 			return text + "; no other mesh is possible", nil
 		}
@@ -422,8 +436,8 @@ func versus(other string, seconds, chosen float64, nominal bool) (text string) {
 
 // nominalCPU has typical rates of a thread, and of links of 10 Gb/s. Only ratios matter for the
 // choice of a mesh.
-var nominalCPU = dryrun.Rates{Products: 60e9, Attention: 25e9, Gradient: 20e9, Delta: 10e9, Stencil: 2e9, Memory: 8e9, Copies: 8e9, Node: 4e9,
-	Network: 1e9, Launch: 2e-6, Latency: 10e-6, Message: 5e-6}
+var nominalCPU = dryrun.Rates{Products: 60e9, Attention: 25e9, Gradient: 20e9, Delta: 10e9, Stencil: 2e9, Memory: 8e9,
+	Copies: 8e9, Node: 4e9, Network: 1e9, Launch: 2e-6, Latency: 10e-6, Message: 5e-6}
 
 // TypicalLinks are the links by which a run and a plan choose the levels of all-to-alls on CPUs.
 var TypicalLinks = nominalCPU.Links()
@@ -437,7 +451,8 @@ func (m *Machine) ForChoice(perNode int) *Machine {
 	case m.Info.Place == tensor.Host:
 		o.nominal, o.Rates = true, nominalCPU
 		_, o.Share = sharedBy(perNode, m.Info.Workers)
-		for _, rate := range []*float64{&o.Rates.Products, &o.Rates.Attention, &o.Rates.Gradient, &o.Rates.Delta, &o.Rates.Stencil} {
+		for _, rate := range []*float64{&o.Rates.Products, &o.Rates.Attention, &o.Rates.Gradient, &o.Rates.Delta,
+			&o.Rates.Stencil} {
 			*rate *= float64(max(1, m.Info.Workers))
 		}
 		o.Rates = o.Rates.Shared(o.Share)
@@ -466,7 +481,8 @@ func StepRates(j *file.Job, d device.Device, compute tensor.DType, perNode int) 
 
 // ChooseHere is Choose for this rank's device in a run. It returns nil for a faulty configuration,
 // which the checks of the run report.
-func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, perNode int, freeHost int64) (*Choice, error) {
+func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, perNode int,
+	freeHost int64) (*Choice, error) {
 	x, err := SubjectOf(j)
 	if err != nil {
 		return nil, nil

@@ -18,7 +18,8 @@ var update = flag.Bool("update", false, "write the table of docs/plan.md")
 
 // h200s returns a machine of H200s.
 func h200s(perNode int) *Machine {
-	m := &Machine{Info: device.Info{Kind: "cuda", Name: "H200", Align: 256, Place: tensor.CUDA, Memory: 139 << 30, Compute: []tensor.DType{tensor.BF16}, TokenMajor: true},
+	m := &Machine{Info: device.Info{Kind: "cuda", Name: "H200", Align: 256, Place: tensor.CUDA, Memory: 139 << 30,
+		Compute: []tensor.DType{tensor.BF16}, TokenMajor: true},
 		Sizes: noSizes{}, Rates: gpuByName["h200"].rates[tensor.BF16]}
 	m.Rates.PerNode = perNode
 	return m
@@ -71,21 +72,29 @@ path = ["a.txt"]
 // The chosen mesh takes at most 10 % longer than the best of all meshes by the dry run, over
 // models, ranks, lengths, nodes and global batches.
 func TestChoiceIsNearTheBest(t *testing.T) {
-	small := strings.NewReplacer("num_hidden_layers = 32", "num_hidden_layers = 4", "num_attention_heads = 32", "num_attention_heads = 6\nhead_dim = 128", "num_key_value_heads = 8", "num_key_value_heads = 3").Replace(llama8B)
+	small := strings.NewReplacer("num_hidden_layers = 32", "num_hidden_layers = 4", "num_attention_heads = 32",
+		"num_attention_heads = 6\nhead_dim = 128", "num_key_value_heads = 8",
+		"num_key_value_heads = 3").Replace(llama8B)
 	for _, c := range []struct {
 		name, model       string
 		world, perNode    int
 		sequence, batches int64
 		document          int64
 	}{
-		{"llama", llama8B, 8, 8, 1 << 15, 1, 0}, {"llama", llama8B, 16, 8, 1 << 17, 16, 0}, {"llama", llama8B, 64, 8, 1 << 15, 1, 0}, {"llama", llama8B, 64, 8, 1 << 20, 1, 0},
+		{"llama", llama8B, 8, 8, 1 << 15, 1, 0}, {"llama", llama8B, 16, 8, 1 << 17, 16, 0},
+		{"llama", llama8B, 64, 8, 1 << 15, 1, 0}, {"llama", llama8B, 64, 8, 1 << 20, 1, 0},
 		{"llama", llama8B, 16, 2, 1 << 15, 1, 0}, {"llama", llama8B, 48, 8, 1 << 17, 6, 0},
-		{"six heads", small, 12, 4, 1 << 14, 1, 0}, {"six heads", small, 32, 8, 1 << 17, 2, 0}, {"six heads", small, 7, 8, 1 << 12, 7, 0}, {"six heads", small, 20, 1, 1 << 16, 1, 0},
-		{"hybrid", hybridModel, 8, 8, 1 << 16, 1, 0}, {"hybrid", hybridModel, 32, 8, 1 << 17, 4, 0}, {"hybrid", hybridModel, 16, 4, 1 << 12, 16, 0},
-		{"llama", llama8B, 16, 1, 1 << 17, 1, 2048}, {"llama", llama8B, 64, 8, 1 << 17, 16, 1000}, {"six heads", small, 12, 4, 1 << 15, 1, 300}, {"hybrid", hybridModel, 16, 8, 1 << 16, 1, 5000},
+		{"six heads", small, 12, 4, 1 << 14, 1, 0}, {"six heads", small, 32, 8, 1 << 17, 2, 0},
+		{"six heads", small, 7, 8, 1 << 12, 7, 0}, {"six heads", small, 20, 1, 1 << 16, 1, 0},
+		{"hybrid", hybridModel, 8, 8, 1 << 16, 1, 0}, {"hybrid", hybridModel, 32, 8, 1 << 17, 4, 0},
+		{"hybrid", hybridModel, 16, 4, 1 << 12, 16, 0},
+		{"llama", llama8B, 16, 1, 1 << 17, 1, 2048}, {"llama", llama8B, 64, 8, 1 << 17, 16, 1000},
+		{"six heads", small, 12, 4, 1 << 15, 1, 300}, {"hybrid", hybridModel, 16, 8, 1 << 16, 1, 5000},
 	} {
-		name := fmt.Sprintf("%s on %d ranks, %d a node, %d x %d tokens in documents of %d", c.name, c.world, c.perNode, c.batches, c.sequence, c.document)
-		j, x := parsed(t, c.model, fmt.Sprintf("data.sequence=%d", c.sequence), fmt.Sprintf("data.global_batch=%d", c.batches), fmt.Sprintf("data.document=%d", c.document))
+		name := fmt.Sprintf("%s on %d ranks, %d a node, %d x %d tokens in documents of %d", c.name, c.world, c.perNode,
+			c.batches, c.sequence, c.document)
+		j, x := parsed(t, c.model, fmt.Sprintf("data.sequence=%d", c.sequence),
+			fmt.Sprintf("data.global_batch=%d", c.batches), fmt.Sprintf("data.document=%d", c.document))
 		m := h200s(c.perNode)
 		choice := choose(t, j, c.world, m, x)
 		best, of := math.Inf(1), file.Mesh{}
@@ -102,7 +111,8 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 		}
 		other := *j
 		other.Choose(choice.Mesh)
-		if err := other.Resolve(c.world); err != nil || other.Mesh.GlobalBatch != c.batches || other.Mesh.Ulysses*other.Mesh.Ring*other.Mesh.Replicas != int64(c.world) {
+		if err := other.Resolve(c.world); err != nil || other.Mesh.GlobalBatch != c.batches ||
+			other.Mesh.Ulysses*other.Mesh.Ring*other.Mesh.Replicas != int64(c.world) {
 			t.Errorf("%s: %+v, %v", name, other.Mesh, err)
 		}
 	}
@@ -116,7 +126,8 @@ func TestChoiceLeavesNoRankIdle(t *testing.T) {
 	if x.idleHeads(&c.Mesh) != 0 || c.Mesh.Ring < 2 || c.Mesh.Replicas != 1 {
 		t.Errorf("%+v", c)
 	}
-	for _, want := range []string{"mesh: ulysses 32 x ring 2 x data 1", "64 ranks", "32 query heads", "ulysses 64 would take", "with 32 ranks idle"} {
+	for _, want := range []string{"mesh: ulysses 32 x ring 2 x data 1", "64 ranks", "32 query heads",
+		"ulysses 64 would take", "with 32 ranks idle"} {
 		if !strings.Contains(c.Text, want) {
 			t.Errorf("%q is not in %q", want, c.Text)
 		}
@@ -158,7 +169,9 @@ func TestChoiceKeepsTheJob(t *testing.T) {
 	}{
 		{"parallel.ring=1", func(m *file.Mesh) bool { return m.Ring == 1 && m.Replicas == 1 }},
 		{"parallel.ring=4", func(m *file.Mesh) bool { return m.Ring == 4 && m.Replicas == 1 }},
-		{"parallel.ulysses=4 parallel.ring=2", func(m *file.Mesh) bool { return m.Ulysses == 4 && m.Ring == 2 && m.Replicas == 2 }},
+		{"parallel.ulysses=4 parallel.ring=2", func(m *file.Mesh) bool {
+			return m.Ulysses == 4 && m.Ring == 2 && m.Replicas == 2
+		}},
 		{"data.accumulate=3", func(m *file.Mesh) bool { return m.Replicas == 1 && m.GlobalBatch == 3 }},
 		{"data.accumulate=4 data.batch=2", func(m *file.Mesh) bool { return m.Replicas > 1 && m.GlobalBatch == 8 }},
 		{"kind=eval", func(m *file.Mesh) bool { return m.Replicas == 1 }},
@@ -184,7 +197,8 @@ func TestNoMeshFits(t *testing.T) {
 	j, x := parsed(t, llama8B, "data.sequence=1048576")
 	m := h200s(8)
 	m.Info.Memory = 1 << 30
-	if c := choose(t, j, 4, m, x); c.Mesh.Ulysses != 4 || c.Mesh.Ring != 1 || c.Seconds != 0 || !strings.Contains(c.Text, "no mesh of 4 ranks fits") {
+	if c := choose(t, j, 4, m, x); c.Mesh.Ulysses != 4 || c.Mesh.Ring != 1 || c.Seconds != 0 ||
+		!strings.Contains(c.Text, "no mesh of 4 ranks fits") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -235,7 +249,8 @@ func TestTableOfChoices(t *testing.T) {
 	}{{1 << 15, 1}, {1 << 17, 1}, {1 << 20, 1}, {1 << 15, 64}, {1 << 17, 64}} {
 		fmt.Fprintf(&text, "| %d | %d |", row.tokens, row.step)
 		for _, on := range [][2]int{{8, 8}, {16, 8}, {64, 8}, {16, 1}} {
-			j, x := parsed(t, llama8B, fmt.Sprintf("data.sequence=%d", row.tokens), fmt.Sprintf("data.global_batch=%d", row.step))
+			j, x := parsed(t, llama8B, fmt.Sprintf("data.sequence=%d", row.tokens),
+				fmt.Sprintf("data.global_batch=%d", row.step))
 			c := choose(t, j, on[0], h200s(on[1]), x)
 			fmt.Fprintf(&text, " %d × %d × %d, %.3g s |", c.Mesh.Ulysses, c.Mesh.Ring, c.Mesh.Replicas, c.Seconds)
 		}
@@ -262,7 +277,8 @@ func checkTable(t *testing.T, name, want string) {
 		return
 	}
 	if !*update {
-		t.Fatalf("the table of docs/plan.md is\n%swant\n%srun go test ./job/plan -run %s -update", shown, want, t.Name())
+		t.Fatalf("the table of docs/plan.md is\n%swant\n%srun go test ./job/plan -run %s -update", shown, want,
+			t.Name())
 	}
 	if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o600); err != nil {
 		t.Fatal(err)

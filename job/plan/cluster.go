@@ -12,8 +12,10 @@ func applyRates(c *file.Cluster, m *Machine) {
 		to    *float64
 		given float64
 		unit  float64
-	}{{&m.Rates.Products, x.Products, 1e12}, {&m.Rates.Attention, x.Attention, 1e12}, {&m.Rates.Gradient, x.Gradient, 1e12}, {&m.Rates.Delta, x.Delta, 1e12},
-		{&m.Rates.Memory, x.Memory, 1e9}, {&m.Rates.Copies, x.Copies, 1e9}, {&m.Rates.Host, x.Host, 1e9}, {&m.Rates.Node, x.Node, 1e9}, {&m.Rates.Network, x.Network, 1e9},
+	}{{&m.Rates.Products, x.Products, 1e12}, {&m.Rates.Attention, x.Attention, 1e12},
+		{&m.Rates.Gradient, x.Gradient, 1e12}, {&m.Rates.Delta, x.Delta, 1e12},
+		{&m.Rates.Memory, x.Memory, 1e9}, {&m.Rates.Copies, x.Copies, 1e9}, {&m.Rates.Host, x.Host, 1e9},
+		{&m.Rates.Node, x.Node, 1e9}, {&m.Rates.Network, x.Network, 1e9},
 		{&m.Rates.Launch, x.Launch, 1e-6}, {&m.Rates.Latency, x.Latency, 1e-6}, {&m.Rates.Message, x.Message, 1e-6}} {
 		if r.given > 0 {
 			*r.to = r.given * r.unit

@@ -44,7 +44,8 @@ func (x *subject) sharedHeads(linear *gdn.Plan, byHeads bool) (all []kindOfHeads
 // every rank has one.
 func findIdleRanks(j *file.Job, kinds []kindOfHeads) (found *idleRanks) {
 	for _, k := range kinds {
-		if idle := (j.Mesh.Ulysses - k.heads) * j.Mesh.Ring * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
+		if idle := (j.Mesh.Ulysses - k.heads) * j.Mesh.Ring * j.Mesh.Replicas; idle > 0 &&
+			(found == nil || idle > found.idle) {
 			found = &idleRanks{idle, k.heads, k.what, k.which}
 		}
 	}
@@ -117,7 +118,8 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, 
 // machine's rates are known.
 func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
 	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the %s has %s; %s",
-		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, map[bool]string{true: "model", false: "input"}[x.config != nil], units.Count(i.heads, i.which), i.fix(j, m, x))
+		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what,
+		map[bool]string{true: "model", false: "input"}[x.config != nil], units.Count(i.heads, i.which), i.fix(j, m, x))
 }
 
 // fix returns what to set: a mesh that gives every rank a head, or the strategy of the gated delta
@@ -135,7 +137,8 @@ func (i *idleRanks) fix(j *file.Job, m *Machine, x *subject) string {
 		return least
 	}
 	if mesh == nil {
-		return fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks", j.Mesh.World, i.heads)
+		return fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks",
+			j.Mesh.World, i.heads)
 	}
 	ring := ""
 	if mesh.Ring > 1 {

@@ -38,12 +38,14 @@ type Machine struct {
 func thisMachine(j *file.Job, x *subject, perNode int) (*Machine, error) {
 	t := &j.Device
 	open := func() (device.Device, error) {
-		d, _, err := backends.Open(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), RanksOnNode: perNode, Deterministic: t.Deterministic})
+		d, _, err := backends.Open(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), RanksOnNode: perNode,
+			Deterministic: t.Deterministic})
 		return d, err
 	}
 	d, err := open()
 	if err != nil && t.Backend == "cuda" {
-		err = status.Errorf(status.Of(err), "%w; to plan for other machines with GPUs, describe them with --cluster (examples/clusters/h200.toml)", err)
+		err = status.Errorf(status.Of(err),
+			"%w; to plan for other machines with GPUs, describe them with --cluster (examples/clusters/h200.toml)", err)
 	}
 	if err != nil {
 		return nil, err
@@ -109,7 +111,8 @@ func (m *Machine) measure(open func() (device.Device, error), x dryrun.Shape, pe
 	m.Share = share
 	m.Rates = m.Rates.Shared(share)
 	m.Rates.PerNode = perNode
-	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.Info.Name, m.Info.Kernels, units.Count(max(1, m.Info.Workers), "thread"), units.Count(runtime.NumCPU(), "core"))
+	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.Info.Name, m.Info.Kernels,
+		units.Count(max(1, m.Info.Workers), "thread"), units.Count(runtime.NumCPU(), "core"))
 	return nil
 }
 
@@ -157,7 +160,8 @@ func (m *Machine) stepRates() train.StepRates {
 // ready returns an error if a rate of the machine is unknown.
 func (m *Machine) ready() error {
 	if err := m.Rates.Check(); err != nil {
-		return status.Errorf(status.Unsupported, "plan: the rates of %s are unknown (%w); write its [rates] into a file for --cluster", m.Info.Name, err)
+		return status.Errorf(status.Unsupported,
+			"plan: the rates of %s are unknown (%w); write its [rates] into a file for --cluster", m.Info.Name, err)
 	}
 	return nil
 }
@@ -176,23 +180,32 @@ type gpu struct {
 // the rate of cuDNN by arXiv:2603.05451 (FlashAttention-4, 1605 TFLOP/s, is 1.3 times as fast).
 var gpuByName = map[string]gpu{
 	"b200": {"NVIDIA B200", 178 << 30, map[tensor.DType]dryrun.Rates{
-		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12, Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 54e12, Attention: 22e12, Gradient: 22e12, Delta: 17e12, Memory: 6.8e12, Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
+		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12,
+			Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32: {Products: 54e12, Attention: 22e12, Gradient: 22e12, Delta: 17e12, Memory: 6.8e12, Copies: 50e9,
+			Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
 	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]dryrun.Rates{
-		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
+		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12,
+			Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32: {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9,
+			Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
 	"h100": {"NVIDIA H100", 78 << 30, map[tensor.DType]dryrun.Rates{
-		tensor.BF16: {Products: 680e12, Attention: 650e12, Gradient: 550e12, Delta: 100e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
+		tensor.BF16: {Products: 680e12, Attention: 650e12, Gradient: 550e12, Delta: 100e12, Memory: 2.9e12,
+			Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32: {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 2.9e12, Copies: 50e9,
+			Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
 	"a100": {"NVIDIA A100", 78 << 30, map[tensor.DType]dryrun.Rates{
-		tensor.BF16: {Products: 260e12, Attention: 200e12, Gradient: 170e12, Delta: 50e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
+		tensor.BF16: {Products: 260e12, Attention: 200e12, Gradient: 170e12, Delta: 50e12, Memory: 1.7e12, Copies: 24e9,
+			Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32: {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9,
+			Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
 }
 
 // machine returns a Machine of GPUs that this host need not have.
 func (g gpu) machine(j *file.Job) (*Machine, error) {
 	if j.Device.Backend == "cpu" {
-		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s; set it to \"auto\"", g.name)
+		return nil, j.Errorf(status.InvalidConfig, "device.backend",
+			"\"cpu\", and the cluster has %s; set it to \"auto\"", g.name)
 	}
 	d := backends.AbsentGPU(j.Device.Deterministic)
 	m := &Machine{Info: d.Info(), Sizes: d, close: func() {}}

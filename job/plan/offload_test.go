@@ -70,7 +70,8 @@ func TestGPUStepFits(t *testing.T) {
 // Before it recomputes more, the planner gives the gated delta rule less memory. A panel that the
 // job sets stays.
 func TestPanelsOfAPlan(t *testing.T) {
-	least := []string{"memory.block_input=offload", "memory.segment=8", "memory.attention=recompute", "memory.qkv=recompute", "memory.mlp=recompute", "tile.mlp=4096", "memory.head_groups=4"}
+	least := []string{"memory.block_input=offload", "memory.segment=8", "memory.attention=recompute",
+		"memory.qkv=recompute", "memory.mlp=recompute", "tile.mlp=4096", "memory.head_groups=4"}
 	predict := func(sets ...string) (*Forecast, error) {
 		p := longPlan{example: "qwen3.5-27b", cluster: "h200-4", sets: slices.Concat(least, sets)}
 		f, _, err := p.predict(t)
@@ -107,11 +108,13 @@ func TestPanelsOfAPlan(t *testing.T) {
 func TestTableOfLongPlans(t *testing.T) {
 	const gib = 1 << 30
 	var text strings.Builder
-	text.WriteString("| example | tokens | GPUs | weights | gradients | optimizer | activations | device, of | host of a rank: gradients | optimizer | activations | host of a node, of | s a step |\n|" + strings.Repeat("---|", 13) + "\n")
+	text.WriteString("| example | tokens | GPUs | weights | gradients | optimizer | activations | device, of | host of a rank: gradients | optimizer | activations | host of a node, of | s a step |\n|" +
+		strings.Repeat("---|", 13) + "\n")
 	for _, p := range []longPlan{
 		{example: "qwen3.5-27b", cluster: "h200-4"},
 		{example: "llama-8b-one-gpu", cluster: "h200-1"},
-		{example: "llama-8b-one-gpu", cluster: "h200-1", host: 110, sets: []string{"data.sequence=655360", "memory.gradients=device", "memory.device=136", "memory.host=110"}},
+		{example: "llama-8b-one-gpu", cluster: "h200-1", host: 110,
+			sets: []string{"data.sequence=655360", "memory.gradients=device", "memory.device=136", "memory.host=110"}},
 		{example: "llama-70b", cluster: "h200-64"},
 	} {
 		f, m, err := p.predict(t)
@@ -134,13 +137,16 @@ func TestTableOfLongPlans(t *testing.T) {
 			sums[fmt.Sprint(kind, c.Host)] += c.Bytes
 		}
 		device, host := model.Bytes(f.Memory), model.HostBytes(f.Memory)
-		if sum := sums["weightsfalse"] + sums["gradientsfalse"] + sums["optimizerfalse"] + sums["activationsfalse"]; sum != device || device > m.Info.Memory || host*int64(node.Ranks) > node.Free {
+		if sum := sums["weightsfalse"] + sums["gradientsfalse"] + sums["optimizerfalse"] +
+			sums["activationsfalse"]; sum != device || device > m.Info.Memory || host*int64(node.Ranks) > node.Free {
 			t.Errorf("%+v: %d bytes of the device, by kind %d, and %d of the host", p, device, sum, host)
 		}
 		in := func(bytes int64) string { return fmt.Sprintf("%.1f", float64(bytes)/gib) }
-		fmt.Fprintf(&text, "| %s | %d | %d | %s | %s | %s | %s | %s of %s | %s | %s | %s | %s of %s | %.4g |\n", p.example, f.Job.Data.Sequence, f.Job.Mesh.World,
-			in(sums["weightsfalse"]), in(sums["gradientsfalse"]), in(sums["optimizerfalse"]), in(sums["activationsfalse"]), in(device), in(m.Info.Memory),
-			in(sums["gradientstrue"]), in(sums["optimizertrue"]+sums["weightstrue"]), in(sums["activationstrue"]), in(host*int64(node.Ranks)), in(node.Free), f.Seconds)
+		fmt.Fprintf(&text, "| %s | %d | %d | %s | %s | %s | %s | %s of %s | %s | %s | %s | %s of %s | %.4g |\n",
+			p.example, f.Job.Data.Sequence, f.Job.Mesh.World, in(sums["weightsfalse"]), in(sums["gradientsfalse"]),
+			in(sums["optimizerfalse"]), in(sums["activationsfalse"]), in(device), in(m.Info.Memory),
+			in(sums["gradientstrue"]), in(sums["optimizertrue"]+sums["weightstrue"]), in(sums["activationstrue"]),
+			in(host*int64(node.Ranks)), in(node.Free), f.Seconds)
 		f.Close()
 	}
 	checkTable(t, "long plans", text.String())
@@ -153,9 +159,13 @@ func TestHostOfANodeIsTooSmall(t *testing.T) {
 		longPlan
 		want []string
 	}{
-		{longPlan{example: "llama-8b-one-gpu", cluster: "h200-1", host: 110}, []string{"122564.1 MiB of host memory", "112640.0 MiB", "gradients, shard (host)", "use more nodes"}},
-		{longPlan{example: "qwen3.5-27b", cluster: "h200-4", host: 256}, []string{"the host has 256.0 GiB free for 4 ranks, for each 65536.0 MiB", "(host)"}},
-		{longPlan{example: "qwen3.5-27b", cluster: "h200-4", host: 400, sets: []string{"memory.block_input=offload", "memory.segment=1"}}, []string{"the host has 400.0 GiB free for 4 ranks", "offloaded activations (host)"}},
+		{longPlan{example: "llama-8b-one-gpu", cluster: "h200-1", host: 110},
+			[]string{"122564.1 MiB of host memory", "112640.0 MiB", "gradients, shard (host)", "use more nodes"}},
+		{longPlan{example: "qwen3.5-27b", cluster: "h200-4", host: 256},
+			[]string{"the host has 256.0 GiB free for 4 ranks, for each 65536.0 MiB", "(host)"}},
+		{longPlan{example: "qwen3.5-27b", cluster: "h200-4", host: 400,
+			sets: []string{"memory.block_input=offload", "memory.segment=1"}},
+			[]string{"the host has 400.0 GiB free for 4 ranks", "offloaded activations (host)"}},
 	} {
 		_, _, err := c.predict(t)
 		if status.Of(err) != status.OutOfMemory {

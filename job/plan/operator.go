@@ -22,7 +22,8 @@ func (f *Forecast) predictOperator() error {
 	}
 	r := k.Report()
 	saved, workspace := k.Scratch()
-	f.Memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
+	f.Memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace},
+		{Name: "saved for the backward pass", Bytes: saved},
 		{Name: "workspace", Bytes: workspace}}
 	before := f.total()
 	f.Clock.Push(f.Job.Kind)
@@ -37,5 +38,6 @@ func (f *Forecast) predictOperator() error {
 // printOperator prints the input, the plan and the memory of an operator job.
 func (f *Forecast) printOperator(out io.Writer) error {
 	fmt.Fprintf(out, "input            %s\nplan             %s\n\n", f.Operator.Input, f.Operator.Plan)
-	return assembly.PrintComponents(out, assembly.RankPlan{Rank: "a rank", Components: f.Memory}, f.Device.Info(), f.HostOfNode(), model.Tiles{})
+	return assembly.PrintComponents(out, assembly.RankPlan{Rank: "a rank", Components: f.Memory}, f.Device.Info(),
+		f.HostOfNode(), model.Tiles{})
 }

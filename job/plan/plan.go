@@ -52,7 +52,8 @@ func Run(o Options) error {
 		return err
 	}
 	if o.Search && !j.IsModelJob() {
-		return j.Errorf(status.InvalidArgument, "kind", "%q: all ranks share one sequence, so there is no mesh to search; leave out --search", j.Kind)
+		return j.Errorf(status.InvalidArgument, "kind",
+			"%q: all ranks share one sequence, so there is no mesh to search; leave out --search", j.Kind)
 	}
 	x, err := SubjectOf(j)
 	if err != nil {
@@ -138,14 +139,19 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 	for _, s := range f.Phases {
 		busy += s
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(f.Phases), func(a, b string) int { return cmp.Or(cmp.Compare(f.Phases[b], f.Phases[a]), cmp.Compare(a, b)) }) {
+	for _, name := range slices.SortedFunc(maps.Keys(f.Phases), func(a, b string) int {
+		return cmp.Or(cmp.Compare(f.Phases[b], f.Phases[a]), cmp.Compare(a, b))
+	}) {
 		if f.Phases[name] > 0 || name != "" {
-			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", cmp.Or(clock.Label(name), "other"), f.Phases[name], 100*f.Phases[name]/busy)
+			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", cmp.Or(clock.Label(name), "other"), f.Phases[name],
+				100*f.Phases[name]/busy)
 		}
 	}
 	fmt.Fprintf(w, "a %s\t%.4f\t\t\n\n", work, f.Seconds)
 	fmt.Fprintf(w, "sent by a rank in a %s\tbytes\t\n", work)
-	for _, key := range slices.SortedFunc(maps.Keys(f.Sent), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(f.Sent), func(a, b [2]string) int {
+		return slices.Compare(a[:], b[:])
+	}) {
 		fmt.Fprintf(w, "%s: %s\t%d\t\n", key[0], key[1], f.Sent[key])
 	}
 	fmt.Fprintf(w, "to ranks of its node\t%d\t\nto other nodes\t%d\t\n", f.Node, f.Network)
@@ -165,13 +171,16 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 		fmt.Fprintf(out, "\nspeed            %s tokens/s, without reading and writing\n", rate)
 	} else {
 		flops := f.flops() / f.Seconds / float64(f.Job.Mesh.World)
-		fmt.Fprintf(out, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of %s\n", rate, units.Short(flops), units.Count(f.Job.Documents(), "document"))
+		fmt.Fprintf(out, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of %s\n", rate,
+			units.Short(flops), units.Count(f.Job.Documents(), "document"))
 	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
 		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
-		fmt.Fprintf(out, "run              %s of %d tokens in %v, without reading data, evaluations and checkpoints\n", units.Count(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
+		fmt.Fprintf(out, "run              %s of %d tokens in %v, without reading data, evaluations and checkpoints\n",
+			units.Count(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
 	}
-	_, err = fmt.Fprintf(out, "fits             %s of a rank's memory are planned%s\n", units.Bytes(model.Bytes(f.Memory)), f.limit())
+	_, err = fmt.Fprintf(out, "fits             %s of a rank's memory are planned%s\n",
+		units.Bytes(model.Bytes(f.Memory)), f.limit())
 	return err
 }
 

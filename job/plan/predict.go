@@ -47,7 +47,8 @@ func SubjectOf(j *file.Job) (*subject, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &subject{Lengths: s.Lengths, Heads: s.Heads, attention: s.Layer, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
+		return &subject{Lengths: s.Lengths, Heads: s.Heads, attention: s.Layer,
+			shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
 	}
 	c, err := j.ReadConfig()
 	if err != nil {
@@ -58,9 +59,11 @@ func SubjectOf(j *file.Job) (*subject, error) {
 
 // SubjectOfModel returns the subject of a job with a model.
 func SubjectOfModel(c *model.Config) *subject {
-	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, Heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
+	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim},
+		Heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
 	if c.LinearLayers() < c.NumHiddenLayers {
-		x.attention = sp.Layer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim, VDim: c.HeadDim, Causal: true, Dropout: c.AttentionDropout}
+		x.attention = sp.Layer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim, VDim: c.HeadDim,
+			Causal: true, Dropout: c.AttentionDropout}
 	}
 	if c.LinearLayers() > 0 {
 		x.shape.KeyDim, x.shape.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim
@@ -236,10 +239,13 @@ func open(j *file.Job, m *Machine, x *subject, rank int) (*Forecast, error) {
 	if err != nil {
 		return nil, err
 	}
-	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), int(j.Mesh.Experts), ledger, clk)
+	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), int(j.Mesh.Experts),
+		ledger, clk)
 	mesh.Links = TypicalLinks
-	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, PerNode: m.Rates.PerNode, Config: x.config,
-		Rates: m.stepRates(), OpenHost: func() (assembly.HostStep, error) { return d.Host(), nil }}
+	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host,
+		PerNode: m.Rates.PerNode, Config: x.config, Rates: m.stepRates(), OpenHost: func() (assembly.HostStep, error) {
+			return d.Host(), nil
+		}}
 	return &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}, nil
 }
 
@@ -281,7 +287,8 @@ func (f *Forecast) prepare() (err error) {
 	}
 	if j.Kind == "train" {
 		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
-		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every, Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best}
+		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every, Copy: j.Checkpoint.Copy,
+			Best: j.Checkpoint.Best}
 	}
 	if setup.Extra, err = f.PlanSample(); err != nil {
 		return err

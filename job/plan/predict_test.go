@@ -18,7 +18,8 @@ func TestHeaviest(t *testing.T) {
 		heads, keys, tokens, ulysses int64
 		want                         []int
 	}{
-		{8, 8, 100, 1, []int{0}}, {8, 2, 64, 4, []int{0}}, {32, 8, 30, 6, []int{0}}, {28, 4, 800, 8, []int{0, 1}}, {12, 4, 10, 5, []int{0, 3}}, {4, 4, 4, 9, []int{0}},
+		{8, 8, 100, 1, []int{0}}, {8, 2, 64, 4, []int{0}}, {32, 8, 30, 6, []int{0}}, {28, 4, 800, 8, []int{0, 1}},
+		{12, 4, 10, 5, []int{0, 3}}, {4, 4, 4, 9, []int{0}},
 	} {
 		if got := Heaviest([]int64{c.tokens}, [][2]int64{{c.heads, c.keys}}, c.ulysses, 1); !slices.Equal(got, c.want) {
 			t.Errorf("%+v: ranks %v", c, got)
@@ -56,7 +57,9 @@ func TestPublishedSteps(t *testing.T) {
 		ranks   int
 		seconds float64
 	}{{500_000, 1, 1010}, {1_100_000, 8, 564}, {2_400_000, 8, 2610}, {3_700_000, 8, 6455}, {15_000_000, 32, 26709}} {
-		j, err := file.Parse([]byte(llama8B+fmt.Sprintf("sequence = %d\n", c.tokens)+"[memory]\nblock_input = \"offload\"\nattention = \"recompute\"\nqkv = \"recompute\"\nmlp = \"recompute\"\nsegment = 1\n"), "job.toml", nil, nil)
+		j, err := file.Parse([]byte(llama8B+fmt.Sprintf("sequence = %d\n", c.tokens)+
+			"[memory]\nblock_input = \"offload\"\nattention = \"recompute\"\nqkv = \"recompute\"\nmlp = \"recompute\"\nsegment = 1\n"),
+			"job.toml", nil, nil)
 		if err == nil {
 			err = j.Resolve(c.ranks)
 		}
@@ -67,7 +70,9 @@ func TestPublishedSteps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := &Machine{Info: device.Info{Kind: "cuda", Name: "H100", Align: 256, Place: tensor.CUDA, Compute: []tensor.DType{tensor.BF16}, TokenMajor: true}, Sizes: noSizes{}, Rates: gpuByName["h100"].rates[tensor.BF16]}
+		m := &Machine{Info: device.Info{Kind: "cuda", Name: "H100", Align: 256, Place: tensor.CUDA,
+			Compute: []tensor.DType{tensor.BF16}, TokenMajor: true}, Sizes: noSizes{},
+			Rates: gpuByName["h100"].rates[tensor.BF16]}
 		m.Rates.Attention, m.Rates.Gradient, m.Rates.PerNode = 360e12, 330e12, 8
 		f, err := Predict(j, m, SubjectOfModel(config), true)
 		if err != nil {
@@ -89,7 +94,8 @@ func TestSharedBy(t *testing.T) {
 		share                    float64
 	}{{1, 1, 1, 1}, {cores, 1, cores, 1}, {1, cores, 1, 1}, {4 * cores, 1, cores, 4}, {2, cores, 1, 2}, {0, 0, 1, 1}} {
 		if atOnce, share := sharedBy(c.perNode, c.workers); atOnce != c.atOnce || share != c.share {
-			t.Errorf("%d ranks of %d threads on %d cores: %d at a time, %v to a core", c.perNode, c.workers, cores, atOnce, share)
+			t.Errorf("%d ranks of %d threads on %d cores: %d at a time, %v to a core", c.perNode, c.workers, cores,
+				atOnce, share)
 		}
 	}
 }
@@ -103,7 +109,8 @@ func TestReductionsAreHidden(t *testing.T) {
 		zero   int
 		hidden float64 // the least share of the communication
 	}{{0, 0.8}, {1, 0.5}} {
-		j, x := parsed(t, llama8B, fmt.Sprintf("parallel.zero=%d", c.zero), "parallel.ulysses=1", "model.new.num_hidden_layers=8", "model.new.vocab_size=8192", "data.sequence=16384")
+		j, x := parsed(t, llama8B, fmt.Sprintf("parallel.zero=%d", c.zero), "parallel.ulysses=1",
+			"model.new.num_hidden_layers=8", "model.new.vocab_size=8192", "data.sequence=16384")
 		if err := j.Resolve(2); err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +127,8 @@ func TestReductionsAreHidden(t *testing.T) {
 			}
 			hidden := (sum - f.Seconds) / f.Phases["reduce"]
 			if place == tensor.CUDA && !(hidden >= c.hidden && hidden < 1) || place == tensor.Host && !(hidden < 0.01) {
-				t.Errorf("zero %d, place %v: %.2f of %.4f s are hidden in a step of %.4f s: %v", c.zero, place, hidden, f.Phases["reduce"], f.Seconds, f.Phases)
+				t.Errorf("zero %d, place %v: %.2f of %.4f s are hidden in a step of %.4f s: %v", c.zero, place, hidden,
+					f.Phases["reduce"], f.Seconds, f.Phases)
 			}
 			f.Close()
 		}
@@ -140,7 +148,8 @@ func TestStepOfAnOffloadedOptimizer(t *testing.T) {
 			if gradients {
 				where = "offload"
 			}
-			j, x := parsed(t, llama8B+"sequence = 64\n[memory]\n", "parallel.zero=0", "memory.optimizer="+word, "memory.gradients="+where, "train.steps=1")
+			j, x := parsed(t, llama8B+"sequence = 64\n[memory]\n", "parallel.zero=0", "memory.optimizer="+word,
+				"memory.gradients="+where, "train.steps=1")
 			if err := j.Resolve(1); err != nil {
 				t.Fatal(err)
 			}
@@ -159,7 +168,8 @@ func TestStepOfAnOffloadedOptimizer(t *testing.T) {
 			want := rates.StepSeconds(step, &j.Optimizer, tensor.BF16, gradients, 8_030_261_248)
 			if seconds[word] = f.Seconds; (word == "stream" || word == "host") && !gradients {
 				if took := f.Seconds - seconds["device"]; !(took > 0.9*want && took < 1.15*want) {
-					t.Errorf("%d ranks a node, %s: a step takes %.3f s longer, expected %.3f s", c.perNode, word, took, want)
+					t.Errorf("%d ranks a node, %s: a step takes %.3f s longer, expected %.3f s", c.perNode, word,
+						took, want)
 				}
 			}
 			return f.Seconds

@@ -74,7 +74,8 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	}
 	var all []candidate
 	for _, mesh := range meshes(given, int64(ranks), m, x) {
-		c := candidate{mesh: mesh, shardings: shardings, parse: parse, ranks: ranks, estimate: estimate(given, &mesh, m, x)}
+		c := candidate{mesh: mesh, shardings: shardings, parse: parse, ranks: ranks,
+			estimate: estimate(given, &mesh, m, x)}
 		if given.Kind == "eval" { // the estimate is of a pass, in which each replica has its own sequences
 			c.estimate /= float64(mesh.Replicas)
 		}
@@ -93,10 +94,12 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	slices.SortStableFunc(planned, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.longest, a.longest))
 	})
-	if err := printCandidates(w, planned, m, x.config != nil && x.config.SparseLayers() > 0); err != nil || len(planned) == len(all) {
+	if err := printCandidates(w, planned, m, x.config != nil && x.config.SparseLayers() > 0); err != nil ||
+		len(planned) == len(all) {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "\n%d of %d meshes are left out: by the formula, they take more than %d times as long as the fastest mesh that fits\n",
+	_, err = fmt.Fprintf(w,
+		"\n%d of %d meshes are left out: by the formula, they take more than %d times as long as the fastest mesh that fits\n",
 		len(all)-len(planned), len(all), tooSlow)
 	return err
 }
@@ -187,7 +190,8 @@ func planAll(all []candidate, m *Machine, x *subject) error {
 // job returns the job on this mesh with a sharding.
 func (c *candidate) job(by sharding, sets ...string) (*file.Job, error) {
 	form := map[bool]string{false: "off", true: "on"}[c.mesh.Gather]
-	sets = append(sets, fmt.Sprintf("parallel.ulysses=%d", c.mesh.Ulysses), fmt.Sprintf("parallel.ring=%d", c.mesh.Ring), "parallel.gather="+form, fmt.Sprintf("parallel.zero=%d", by.zero))
+	sets = append(sets, fmt.Sprintf("parallel.ulysses=%d", c.mesh.Ulysses),
+		fmt.Sprintf("parallel.ring=%d", c.mesh.Ring), "parallel.gather="+form, fmt.Sprintf("parallel.zero=%d", by.zero))
 	if by.experts > 0 {
 		sets = append(sets, fmt.Sprintf("parallel.experts=%d", by.experts))
 	}
@@ -312,7 +316,8 @@ func printCandidates(out io.Writer, all []candidate, m *Machine, experts bool) e
 	for _, c := range all {
 		memory, seconds, rate := "does not fit", "", ""
 		if c.why == nil {
-			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds), units.Short(c.rate)
+			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds),
+				units.Short(c.rate)
 		} else if status.Of(c.why) == status.InvalidConfig {
 			memory = "not possible"
 		}
@@ -327,7 +332,8 @@ func printCandidates(out io.Writer, all []candidate, m *Machine, experts bool) e
 		if experts {
 			divided = fmt.Sprintf("\t%d", max(1, c.experts))
 		}
-		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d%s\t%s\t%s\t%s\t%d\t\n", c.mesh.Ulysses, c.mesh.Ring, keys, c.mesh.Replicas, c.zero, divided, memory, seconds, rate, c.longest)
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d%s\t%s\t%s\t%s\t%d\t\n", c.mesh.Ulysses, c.mesh.Ring, keys, c.mesh.Replicas,
+			c.zero, divided, memory, seconds, rate, c.longest)
 	}
 	return w.Flush()
 }

@@ -19,7 +19,8 @@ func TestSearchFails(t *testing.T) {
 		return file.Parse([]byte(llama8B), "job.toml", append(slices.Clone(sets), more...), nil)
 	}
 	var out strings.Builder
-	if err := search(&out, parse, 4, h200s(8), x); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), `"nothing" matches no parameter`) || out.Len() > 0 {
+	if err := search(&out, parse, 4, h200s(8), x); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), `"nothing" matches no parameter`) || out.Len() > 0 {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
@@ -121,7 +122,9 @@ sequence = 1024
 		sets  string
 		ranks int64
 		want  []int64
-	}{{"", 8, []int64{0, 8}}, {"", 7, []int64{0, 7}}, {"", 1, []int64{0}}, {"model.new.num_experts=6", 8, []int64{0, 4}}, {"parallel.experts=2", 8, []int64{2}}, {"parallel.experts=1", 8, []int64{1}}} {
+	}{{"", 8, []int64{0, 8}}, {"", 7, []int64{0, 7}}, {"", 1, []int64{0}},
+		{"model.new.num_experts=6", 8, []int64{0, 4}}, {"parallel.experts=2", 8, []int64{2}},
+		{"parallel.experts=1", 8, []int64{1}}} {
 		parse := func(sets ...string) (*file.Job, error) {
 			return file.Parse([]byte(moe), "job.toml", append(strings.Fields(c.sets), sets...), os.LookupEnv)
 		}
@@ -136,10 +139,13 @@ sequence = 1024
 	parse := func(sets ...string) (*file.Job, error) {
 		return file.Parse([]byte(moe), "job.toml", sets, os.LookupEnv)
 	}
-	for sets, want := range map[string]string{"parallel.zero=3": "data zero experts GiB of a rank expected s tokens/s longest sequence 1 1 8 3 8 ",
+	for sets, want := range map[string]string{
+		"parallel.zero=3":                    "data zero experts GiB of a rank expected s tokens/s longest sequence 1 1 8 3 8 ",
 		"parallel.zero=3 parallel.experts=1": "tokens/s longest sequence 1 1 8 3 1 "} {
 		var out strings.Builder
-		err := search(&out, func(more ...string) (*file.Job, error) { return parse(append(strings.Fields(sets), more...)...) }, 8, h200s(1), x)
+		err := search(&out, func(more ...string) (*file.Job, error) {
+			return parse(append(strings.Fields(sets), more...)...)
+		}, 8, h200s(1), x)
 		if text := strings.Join(strings.Fields(out.String()), " "); err != nil || !strings.Contains(text, want) {
 			t.Errorf("%s: %v\n%s", sets, err, out.String())
 		}

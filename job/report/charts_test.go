@@ -55,9 +55,12 @@ func TestAxesHaveOneUnit(t *testing.T) {
 		scale float64
 		name  string
 	}{
-		{"tokens/s", 8000, 1, "tokens/s"}, {"tokens/s", 16000, 1e3, "k tokens/s"}, {"tokens/s", 3.2e6, 1e6, "M tokens/s"},
-		{"FLOP/s", 0.0083, 1e-3, "GFLOP/s"}, {"FLOP/s", 0.027, 1e-3, "GFLOP/s"}, {"FLOP/s", 417, 1, "TFLOP/s"}, {"FLOP/s", 5e-7, 1e-9, "kFLOP/s"},
-		{"nats a token", 6.2, 1, "nats a token"}, {"nats a token", 2e7, 1e7, "nats a token × 10⁷"}, {"", 5e-3, 1e-3, "× 10⁻³"}, {"", 3e-4, 1e-4, "× 10⁻⁴"}, {"", 0, 1, ""}, {"", 0.5, 1, ""},
+		{"tokens/s", 8000, 1, "tokens/s"}, {"tokens/s", 16000, 1e3, "k tokens/s"},
+		{"tokens/s", 3.2e6, 1e6, "M tokens/s"},
+		{"FLOP/s", 0.0083, 1e-3, "GFLOP/s"}, {"FLOP/s", 0.027, 1e-3, "GFLOP/s"}, {"FLOP/s", 417, 1, "TFLOP/s"},
+		{"FLOP/s", 5e-7, 1e-9, "kFLOP/s"},
+		{"nats a token", 6.2, 1, "nats a token"}, {"nats a token", 2e7, 1e7, "nats a token × 10⁷"},
+		{"", 5e-3, 1e-3, "× 10⁻³"}, {"", 3e-4, 1e-4, "× 10⁻⁴"}, {"", 0, 1, ""}, {"", 0.5, 1, ""},
 	} {
 		if scale, name := axisScale(x.most, x.unit); !(math.Abs(scale/x.scale-1) <= 1e-12) || name != x.name {
 			t.Errorf("%v %s: %v %q", x.most, x.unit, scale, name)
@@ -66,13 +69,15 @@ func TestAxesHaveOneUnit(t *testing.T) {
 	h := &history{}
 	for i := range int64(30) {
 		loss, norm, rate, speed, flops := 5.0, 1.0, 3e-4, 8000+300*float64(i), 0.4
-		h.add(&historyLine{Step: i + 1, Loss: &loss, GradNorm: &norm, LR: &rate, TokensPerSecond: &speed, ModelTFLOPS: &flops}, nil)
+		h.add(&historyLine{Step: i + 1, Loss: &loss, GradNorm: &norm, LR: &rate, TokensPerSecond: &speed,
+			ModelTFLOPS: &flops}, nil)
 	}
 	var axes []string
 	for _, c := range h.charts() {
 		axes = append(axes, c.Axis)
 	}
-	if want := []string{"loss, nats a token", "norm before clipping", "learning rate, × 10⁻⁴", "all ranks, k tokens/s", "a rank, causal, GFLOP/s"}; !slices.Equal(axes, want) {
+	if want := []string{"loss, nats a token", "norm before clipping", "learning rate, × 10⁻⁴", "all ranks, k tokens/s",
+		"a rank, causal, GFLOP/s"}; !slices.Equal(axes, want) {
 		t.Errorf("axes %q", axes)
 	}
 }
@@ -92,7 +97,8 @@ func TestHistory(t *testing.T) {
 		case 34567:
 			loss = "null"
 		}
-		fmt.Fprintf(&b, `{"step":%d,"loss":%s,"grad_norm":1,"lr":0.1,"tokens_per_second":5,"model_tflops":1}`+"\n", i+1, loss)
+		fmt.Fprintf(&b, `{"step":%d,"loss":%s,"grad_norm":1,"lr":0.1,"tokens_per_second":5,"model_tflops":1}`+"\n",
+			i+1, loss)
 	}
 	b.WriteString(`{"step":50000,"eval_loss":null,"eval_tokens":7}` + "\n" + `{"step":50001,"lo`)
 	path := filepath.Join(t.TempDir(), "metrics.jsonl")

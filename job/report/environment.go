@@ -35,8 +35,10 @@ func (r *Run) environment(facts []rankFacts, t *traceFile) []factRow {
 		rows = append(rows, factRow{"linear attention", plan.String(), ""})
 	}
 	if t != nil {
-		rows = append(rows, factRow{"trace.json", fmt.Sprintf("steps %d to %d, %s spans, %s", t.First, t.Last, units.Grouped(t.Spans), t.clocks()),
-			fmt.Sprintf("%d spans did not fit", t.Lost)})
+		rows = append(rows,
+			factRow{"trace.json",
+				fmt.Sprintf("steps %d to %d, %s spans, %s", t.First, t.Last, units.Grouped(t.Spans), t.clocks()),
+				fmt.Sprintf("%d spans did not fit", t.Lost)})
 	}
 	rows = append(rows, variables()...)
 	for i := range rows {

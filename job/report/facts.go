@@ -54,9 +54,10 @@ func (r *Run) gatherFacts() ([]rankFacts, error) {
 		moved := t.Moved()
 		levels = &moved
 	}
-	own, err := json.Marshal(rankFacts{Levels: levels, Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
-		Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(), Formula: r.Trainer.Traffic(), Memory: r.Trainer.Allocations(),
-		Resident: proc.ResidentPeak(), Cores: runtime.NumCPU(), Waited: waited})
+	own, err := json.Marshal(rankFacts{Levels: levels, Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName),
+		Device: info.Name, Threads: info.Workers, Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(),
+		Formula: r.Trainer.Traffic(), Memory: r.Trainer.Allocations(), Resident: proc.ResidentPeak(),
+		Cores: runtime.NumCPU(), Waited: waited})
 	if err != nil {
 		return nil, status.Errorf(status.Internal, "report: %w", err)
 	}

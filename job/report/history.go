@@ -104,7 +104,8 @@ func readHistory(path string, evaluation bool) (*history, error) {
 	for r := bufio.NewReaderSize(f, 1<<20); ; {
 		line, err := r.ReadBytes('\n')
 		var m historyLine
-		if len(line) > 0 && input.JSON(line, &m) == nil && evaluation == (m.EvalTokens != nil && m.Step == train.EvaluationStep) {
+		if len(line) > 0 && input.JSON(line, &m) == nil &&
+			evaluation == (m.EvalTokens != nil && m.Step == train.EvaluationStep) {
 			var sets map[string]*float64
 			if m.EvalTokens != nil {
 				sets = setLosses(line)
@@ -131,7 +132,8 @@ func (h *history) add(m *historyLine, sets map[string]*float64) {
 			}
 			h.ofSet[name].add(m.Step, loss)
 		}
-		row := evalRow{Step: m.Step, Tokens: *m.EvalTokens, Loss: math.NaN(), Perplexity: math.NaN(), Best: m.Best, sets: sets}
+		row := evalRow{Step: m.Step, Tokens: *m.EvalTokens, Loss: math.NaN(), Perplexity: math.NaN(), Best: m.Best,
+			sets: sets}
 		if m.EvalLoss != nil {
 			row.Loss = *m.EvalLoss
 			if row.Tokens > 0 { // without targets the loss is 0 and has no perplexity

@@ -32,7 +32,8 @@ var (
 	uplotStyle string
 
 	pageTemplate = template.Must(template.New("report.html").Funcs(template.FuncMap{
-		"bytes": units.Grouped, "size": units.Bytes, "seconds": units.Seconds, "number": units.Number, "over": over, "label": clock.Label,
+		"bytes": units.Grouped, "size": units.Bytes, "seconds": units.Seconds, "number": units.Number, "over": over,
+		"label":   clock.Label,
 		"percent": func(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) },
 		"ratio":   func(a, b int64) string { return over(float64(a), float64(b)) },
 	}).Parse(pageText))
@@ -85,7 +86,9 @@ func (r *Run) writePage(facts []rankFacts, machine *plan.Machine, t *traceFile) 
 	var err error
 	if r.world().Rank() == 0 {
 		if err = r.Check(filepath.Base(r.path())); err == nil {
-			err = tensor.WriteFile(r.path(), func(w io.Writer) error { return pageTemplate.Execute(w, r.page(facts, machine, t)) })
+			err = tensor.WriteFile(r.path(), func(w io.Writer) error {
+				return pageTemplate.Execute(w, r.page(facts, machine, t))
+			})
 		}
 		// a fault of the template, not of the folder
 		if err != nil && status.Of(err) == status.Internal {
@@ -99,9 +102,11 @@ func (r *Run) page(facts []rankFacts, machine *plan.Machine, t *traceFile) *page
 	j := r.job()
 	h, err := readHistory(filepath.Join(j.Output.Dir, file.MetricsFile), j.Kind == "eval")
 	name := strings.TrimSuffix(filepath.Base(j.Path), filepath.Ext(j.Path))
-	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name, State: r.state(),
-		About: r.about(), Metrics: h, Charts: h.charts(), Phases: coloured(phaseRows(facts)), Traffic: trafficRows(facts), Job: file.WithoutLogins(r.Source),
-		JobPath: file.WithoutLogins(j.Path), Keys: j.Keys(), Resolved: j.Resolved(r.Steps), Program: r.Program, Failed: j.Shown(r.Failed)}
+	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name,
+		State: r.state(), About: r.about(), Metrics: h, Charts: h.charts(), Phases: coloured(phaseRows(facts)),
+		Traffic: trafficRows(facts), Job: file.WithoutLogins(r.Source), JobPath: file.WithoutLogins(j.Path),
+		Keys: j.Keys(), Resolved: j.Resolved(r.Steps), Program: r.Program,
+		Failed: j.Shown(r.Failed)}
 	x.TrafficVerdict = trafficVerdict(r.world().Size(), x.Traffic)
 	for _, set := range r.Sets {
 		x.Sets = append(x.Sets, file.WithoutLogins(set))
@@ -133,7 +138,8 @@ func (r *Run) choices() (rows []factRow) {
 	}
 	for _, c := range all {
 		rows = append(rows, factRow{assembly.DescribeChoice(c),
-			fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", units.MiB(c.Device), units.MiB(c.Host), 100*c.Extra),
+			fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", units.MiB(c.Device), units.MiB(c.Host),
+				100*c.Extra),
 			map[bool]string{true: "chosen"}[c.Chosen]})
 	}
 	return rows
@@ -156,6 +162,7 @@ func (r *Run) about() string {
 		experts = fmt.Sprintf(", experts over %d", m.Experts)
 	}
 	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %s: %d × data, %d × sequence%s%s, ZeRO stage %d",
-		c.ModelType, units.Short(float64(r.Parts.Model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, units.Grouped(j.Data.Sequence), m.GlobalBatch,
-		units.Count(m.World, "rank"), m.Replicas, m.Ulysses*m.Ring, ring, experts, j.Parallel.Zero)
+		c.ModelType, units.Short(float64(r.Parts.Model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize,
+		units.Grouped(j.Data.Sequence), m.GlobalBatch, units.Count(m.World, "rank"), m.Replicas, m.Ulysses*m.Ring, ring,
+		experts, j.Parallel.Zero)
 }

@@ -45,12 +45,14 @@ func TestPhasesHaveTheirOwnColours(t *testing.T) {
 	rows := []phaseRow{{Name: "somewhere"}, {Name: "data"}, {Name: "exchange"}}
 	for _, x := range [][]phaseRow{rows, {rows[1], rows[2]}} {
 		for _, p := range coloured(x) {
-			if want := map[string]int{"data": slices.Index(phaseNames, "data"), "exchange": 0, "somewhere": len(phaseNames)}[p.Name]; p.Colour != want {
+			if want := map[string]int{"data": slices.Index(phaseNames, "data"), "exchange": 0,
+				"somewhere": len(phaseNames)}[p.Name]; p.Colour != want {
 				t.Errorf("%s has colour %d, want %d", p.Name, p.Colour, want)
 			}
 		}
 	}
-	facts := []rankFacts{{Phases: []clock.Phase{{Name: "mlp", Calls: 1, Seconds: 1}, {Name: "data", Calls: 1, Seconds: 2}}}}
+	facts := []rankFacts{
+		{Phases: []clock.Phase{{Name: "mlp", Calls: 1, Seconds: 1}, {Name: "data", Calls: 1, Seconds: 2}}}}
 	phases := coloured(phaseRows(facts))
 	all, _ := bars(facts, phases)
 	for i, p := range all[0].Segments {
@@ -64,8 +66,10 @@ func TestPhasesHaveTheirOwnColours(t *testing.T) {
 // have no such row.
 func TestWaitingIsSeparate(t *testing.T) {
 	facts := []rankFacts{
-		{Phases: []clock.Phase{{Name: "exchange", Calls: 2, Seconds: 4, Waiting: 3}, {Name: "mlp", Calls: 1, Seconds: 4}}},
-		{Phases: []clock.Phase{{Name: "exchange", Calls: 2, Seconds: 6, Waiting: 1}, {Name: "mlp", Calls: 1, Seconds: 6}}},
+		{Phases: []clock.Phase{{Name: "exchange", Calls: 2, Seconds: 4, Waiting: 3},
+			{Name: "mlp", Calls: 1, Seconds: 4}}},
+		{Phases: []clock.Phase{{Name: "exchange", Calls: 2, Seconds: 6, Waiting: 1},
+			{Name: "mlp", Calls: 1, Seconds: 6}}},
 	}
 	rows := phaseRows(facts)
 	if r := rows[0]; r.Name != "exchange" || r.Mean != 5 || r.Waiting != 2 || r.Moving() != 3 {
@@ -77,7 +81,8 @@ func TestWaitingIsSeparate(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := regexp.MustCompile(` +`).ReplaceAllString(out.String(), " ")
-	if want := " communication 2 5.000 1.50 50.0 %\n of it, waiting for ranks 2.000 20.0 %\n mlp 1 5.000 1.50 50.0 %\n"; !strings.HasSuffix(lines, want) {
+	if want := " communication 2 5.000 1.50 50.0 %\n of it, waiting for ranks 2.000 20.0 %\n mlp 1 5.000 1.50 50.0 %\n"; !strings.HasSuffix(
+		lines, want) {
 		t.Errorf("%q does not end with %q", lines, want)
 	}
 }
@@ -92,9 +97,11 @@ func TestColoursCanBeToldApart(t *testing.T) {
 	}
 	identity := [3][3]float64{{1, 0, 0}, {0, 1, 0}, {0, 0, 1}}
 	for name, eye := range map[string][3][3]float64{
-		"all cones":    identity,
-		"protanopia":   {{0.152286, 1.052583, -0.204868}, {0.114503, 0.786281, 0.099216}, {-0.003882, -0.048116, 1.051998}},
-		"deuteranopia": {{0.367322, 0.860646, -0.227968}, {0.280085, 0.672501, 0.047413}, {-0.011820, 0.042940, 0.968881}},
+		"all cones": identity,
+		"protanopia": {{0.152286, 1.052583, -0.204868}, {0.114503, 0.786281, 0.099216},
+			{-0.003882, -0.048116, 1.051998}},
+		"deuteranopia": {{0.367322, 0.860646, -0.227968}, {0.280085, 0.672501, 0.047413},
+			{-0.011820, 0.042940, 0.968881}},
 	} {
 		for theme := range 2 {
 			var seen [][3]float64
@@ -138,7 +145,8 @@ func cielab(t *testing.T, hex string, eye [3][3]float64) (lab [3]float64) {
 	for i := range c {
 		c[i] = min(max(c[i], 0), 1)
 	}
-	c = times([3][3]float64{{0.4124564, 0.3575761, 0.1804375}, {0.2126729, 0.7151522, 0.0721750}, {0.0193339, 0.1191920, 0.9503041}}, c)
+	c = times([3][3]float64{{0.4124564, 0.3575761, 0.1804375}, {0.2126729, 0.7151522, 0.0721750},
+		{0.0193339, 0.1191920, 0.9503041}}, c)
 	for i, white := range []float64{0.95047, 1, 1.08883} {
 		x := c[i] / white
 		if c[i] = (24389.0/27*x + 16) / 116; x > 216.0/24389 {

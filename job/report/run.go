@@ -139,7 +139,8 @@ func (r *Run) state() string {
 
 // WhyEarly says why a run ended early.
 func WhyEarly(j *file.Job) string {
-	return fmt.Sprintf("the held-out loss has not improved in %s (eval.patience)", units.Count(j.Eval.Patience, "evaluation"))
+	return fmt.Sprintf("the held-out loss has not improved in %s (eval.patience)",
+		units.Count(j.Eval.Patience, "evaluation"))
 }
 
 // allSteps describes the number of steps of a finished run.

@@ -83,7 +83,8 @@ func (s *slowStep) because() string {
 	if cause == "" {
 		cause, fix = s.slowPhase()
 	}
-	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.Seconds, s.seconds, s.planned.Seconds, cause, fix)
+	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.Seconds,
+		s.seconds, s.planned.Seconds, cause, fix)
 }
 
 // slowRank finds a rank for which the others wait. It is the rank that waits least, where waiting
@@ -107,7 +108,8 @@ func (s *slowStep) slowRank(excess float64) (cause, fix string) {
 
 // lateRank describes a rank for which another one waited.
 func (s *slowStep) lateRank(late, other int, did string, seconds func(rank int) float64) string {
-	text := fmt.Sprintf("the others waited for rank %d on %s, which %s %.3g s of a step, rank %d %.3g s", late, s.facts[late].Host, did, seconds(late), other, seconds(other))
+	text := fmt.Sprintf("the others waited for rank %d on %s, which %s %.3g s of a step, rank %d %.3g s", late,
+		s.facts[late].Host, did, seconds(late), other, seconds(other))
 	if s.measured() {
 		text += fmt.Sprintf("; rank %d waited %.3g s, rank %d %.3g s", late, s.waiting(late), other, s.waiting(other))
 	}
@@ -144,7 +146,8 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 		if threads > 1 && ranks <= f.Cores {
 			fix = fmt.Sprintf("set device.threads = %d", f.Cores/ranks)
 		}
-		return fmt.Sprintf("%d ranks of %s share %s on %s, and waited for one another %.0f %% of the time", ranks, units.Count(threads, "thread"), units.Count(f.Cores, "core"), f.Host,
+		return fmt.Sprintf("%d ranks of %s share %s on %s, and waited for one another %.0f %% of the time", ranks,
+			units.Count(threads, "thread"), units.Count(f.Cores, "core"), f.Host,
 			100*s.waited()/s.seconds), fix
 	}
 	return "", ""
@@ -168,7 +171,8 @@ func (s *slowStep) takenCores() (cause, fix string) {
 	if share < least {
 		return "", ""
 	}
-	return fmt.Sprintf("other processes use the cores of %s: threads of this job waited for a core %.0f %% of the time", worst.Host, 100*min(1, share)),
+	return fmt.Sprintf("other processes use the cores of %s: threads of this job waited for a core %.0f %% of the time",
+			worst.Host, 100*min(1, share)),
 		"give the job cores of its own"
 }
 
@@ -194,7 +198,8 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 		return "ranks waited for one another or for the network: " + text, "measure the network between the hosts"
 	case betweenRanks(name):
 		waited := s.waited()
-		text += fmt.Sprintf("; of all communication, ranks waited for one another %.3g s and moved bytes %.3g s", waited, s.meanOf(betweenRanks)-waited)
+		text += fmt.Sprintf("; of all communication, ranks waited for one another %.3g s and moved bytes %.3g s",
+			waited, s.meanOf(betweenRanks)-waited)
 		if 2*waited > s.meanOf(betweenRanks) {
 			return text, "look for other processes on the hosts: no rank is always the last"
 		}

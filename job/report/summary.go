@@ -17,11 +17,15 @@ func (r *Run) summary(h *history, machine *plan.Machine, memory memoryRow) []fac
 	t := r.Totals
 	if t.Last != nil {
 		step, loss := h.loss.first()
-		rows = append(rows, factRow{"loss", units.Number(float64(t.Last.Loss)), fmt.Sprintf("at step %d; %s at step %d", t.Last.Step, units.Number(loss), int64(step))})
+		rows = append(rows,
+			factRow{"loss", units.Number(float64(t.Last.Loss)),
+				fmt.Sprintf("at step %d; %s at step %d", t.Last.Step, units.Number(loss), int64(step))})
 	}
 	if n := len(h.Evals); n > 0 {
 		e := h.Evals[n-1]
-		rows = append(rows, factRow{"held-out loss", units.Number(e.Loss), fmt.Sprintf("perplexity %s, %s tokens", units.Number(e.Perplexity), units.Grouped(e.Tokens))})
+		rows = append(rows,
+			factRow{"held-out loss", units.Number(e.Loss),
+				fmt.Sprintf("perplexity %s, %s tokens", units.Number(e.Perplexity), units.Grouped(e.Tokens))})
 	}
 	if b := r.Trainer.Best(); b != nil {
 		note := fmt.Sprintf("after step %d", b.Step)
@@ -42,7 +46,9 @@ func (r *Run) summary(h *history, machine *plan.Machine, memory memoryRow) []fac
 		factRow{"memory of a rank", units.Bytes(memory.Peak), "at most; planned " + units.Bytes(memory.Planned)},
 		factRow{"commit", cmp.Or(vers.Commit(), "not recorded"), "ulysses-mpi " + vers.String})
 	if h.NotFinite > 0 {
-		rows = append(rows, factRow{"NaN or Inf", units.Grouped(h.NotFinite), fmt.Sprintf("steps whose loss or gradient norm was NaN or Inf; %d skipped", h.Skipped)})
+		rows = append(rows,
+			factRow{"NaN or Inf", units.Grouped(h.NotFinite),
+				fmt.Sprintf("steps whose loss or gradient norm was NaN or Inf; %d skipped", h.Skipped)})
 	}
 	return rows
 }

@@ -76,7 +76,8 @@ func (r *Run) writeTrace() (*traceFile, error) {
 	if err := world.AllReduce(nil, tensor.OfInt64(worst, 1), comm.Max); err != nil {
 		return nil, err
 	}
-	x := &traceFile{Path: filepath.Join(r.job().Output.Dir, file.TraceFile), First: t.Steps[0], Last: t.Steps[1], Spans: counts[0], Lost: counts[1],
+	x := &traceFile{Path: filepath.Join(r.job().Output.Dir, file.TraceFile), First: t.Steps[0], Last: t.Steps[1],
+		Spans: counts[0], Lost: counts[1],
 		Within: time.Duration(worst[0])}
 	label := "clock of rank 0"
 	if within > 0 {
@@ -112,7 +113,8 @@ func (r *Run) writeTrace() (*traceFile, error) {
 // and the largest error of that function. If this rank shares the clock of rank 0's machine, the
 // difference of the two recorders' starts is exact. Otherwise the function interpolates linearly
 // between the offsets that were measured before the first step and after the last.
-func timeline(t *train.Trace, root traceOrigin, host string) (at func(time.Duration) time.Duration, within time.Duration) {
+func timeline(t *train.Trace, root traceOrigin, host string) (at func(time.Duration) time.Duration,
+	within time.Duration) {
 	shared := time.Duration(t.Recorder.Base.UnixNano() - root.Base)
 	const slack = 20 * time.Microsecond // between two readings of a clock that is being disciplined
 	same := host == root.Host
@@ -176,12 +178,14 @@ func (r *Run) aboutTrace(x *traceFile) map[string]string {
 func (r *Run) printTrace(x *traceFile) {
 	switch t := r.Trainer.Trace; {
 	case x != nil:
-		fmt.Fprintf(r.Stdout, "trace            %s: steps %d to %d, %d spans, %s\n", x.Path, x.First, x.Last, x.Spans, x.clocks())
+		fmt.Fprintf(r.Stdout, "trace            %s: steps %d to %d, %d spans, %s\n", x.Path, x.First, x.Last, x.Spans,
+			x.clocks())
 		if x.Lost > 0 {
 			fmt.Fprintf(r.Stdout, "                 %d spans did not fit: set fewer steps in output.trace\n", x.Lost)
 		}
 	case t != nil:
-		fmt.Fprintf(r.Stdout, "trace            none: output.trace = [%d, %d], and this run did no step of these\n", t.First, t.Last)
+		fmt.Fprintf(r.Stdout, "trace            none: output.trace = [%d, %d], and this run did no step of these\n",
+			t.First, t.Last)
 	}
 }
 

@@ -17,8 +17,10 @@ func TestTimeline(t *testing.T) {
 	root := traceOrigin{Host: "a", Base: base.Add(-time.Second).UnixNano(), Zero: 3 * time.Second}
 	x := &train.Trace{Recorder: r}
 	set := func(first, last time.Duration) {
-		x.Begun = train.Aligned{At: 10 * time.Second, Alignment: comm.Alignment{Offset: first, Within: time.Millisecond}}
-		x.Ended = train.Aligned{At: 20 * time.Second, Alignment: comm.Alignment{Offset: last, Within: 2 * time.Millisecond}}
+		x.Begun = train.Aligned{At: 10 * time.Second,
+			Alignment: comm.Alignment{Offset: first, Within: time.Millisecond}}
+		x.Ended = train.Aligned{At: 20 * time.Second,
+			Alignment: comm.Alignment{Offset: last, Within: 2 * time.Millisecond}}
 	}
 	for _, c := range []struct {
 		host        string
@@ -30,7 +32,8 @@ func TestTimeline(t *testing.T) {
 		{"a", time.Second + time.Millisecond/2, time.Second - time.Millisecond, 13 * time.Second, 0},
 		// another machine with the same name
 		{"a", 2 * time.Second, 2 * time.Second, 14 * time.Second, 2 * time.Millisecond},
-		{"b", 2 * time.Second, 2*time.Second + 100*time.Millisecond, 14*time.Second + 50*time.Millisecond, 2 * time.Millisecond},
+		{"b", 2 * time.Second, 2*time.Second + 100*time.Millisecond, 14*time.Second + 50*time.Millisecond,
+			2 * time.Millisecond},
 	} {
 		set(c.first, c.last)
 		at, within := timeline(x, root, c.host)

@@ -28,7 +28,8 @@ type trafficTable struct {
 // directions do not cancel out. The last row has the control messages of all axes.
 func trafficRows(facts []rankFacts) []trafficRow {
 	t := trafficTable{index: map[trafficKey]int{},
-		control: trafficRow{Control: true, Axis: "all", Op: "control", What: "counts, sums of losses, norms, flags, errors"}}
+		control: trafficRow{Control: true, Axis: "all", Op: "control",
+			What: "counts, sums of losses, norms, flags, errors"}}
 	for i := range facts {
 		t.add(&facts[i])
 	}
@@ -89,7 +90,8 @@ func trafficVerdict(ranks int, traffic []trafficRow) factRow {
 	}
 	for _, t := range traffic {
 		if !t.Control && !t.Equal {
-			return factRow{"traffic", "NOT EQUAL", t.Op + " on axis " + t.Axis + ": the bytes sent differ from the formula"}
+			return factRow{"traffic", "NOT EQUAL", t.Op + " on axis " + t.Axis +
+				": the bytes sent differ from the formula"}
 		}
 	}
 	return factRow{"traffic", "equal", "bytes sent = formulas"}

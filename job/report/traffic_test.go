@@ -13,9 +13,11 @@ import (
 func TestTrafficIsHeldRankByRank(t *testing.T) {
 	facts := make([]rankFacts, 2)
 	for r := range facts {
-		facts[r].Sent = []comm.Entry{{Axis: "world", Op: comm.OpAllReduce, Calls: 1, Bytes: int64(10 + 2*r)}, {Axis: "world", Op: comm.OpAllReduce, Control: true, Calls: 3, Bytes: 5},
+		facts[r].Sent = []comm.Entry{{Axis: "world", Op: comm.OpAllReduce, Calls: 1, Bytes: int64(10 + 2*r)},
+			{Axis: "world", Op: comm.OpAllReduce, Control: true, Calls: 3, Bytes: 5},
 			{Axis: "data", Op: comm.OpBroadcast, Calls: 1, Bytes: 4}}
-		facts[r].Formula = []train.Traffic{{Axis: "world", Op: comm.OpAllReduce, What: "gradients", Bytes: 11}, {Axis: "sequence", Op: comm.OpAllToAll}}
+		facts[r].Formula = []train.Traffic{{Axis: "world", Op: comm.OpAllReduce, What: "gradients", Bytes: 11},
+			{Axis: "sequence", Op: comm.OpAllToAll}}
 	}
 	rows := trafficRows(facts)
 	want := []trafficRow{
@@ -26,7 +28,8 @@ func TestTrafficIsHeldRankByRank(t *testing.T) {
 	if !slices.Equal(rows, want) {
 		t.Errorf("%+v", rows)
 	}
-	if v := trafficVerdict(2, rows); v.Value != "NOT EQUAL" || v.Note != "all-reduce on axis world: the bytes sent differ from the formula" {
+	if v := trafficVerdict(2, rows); v.Value != "NOT EQUAL" ||
+		v.Note != "all-reduce on axis world: the bytes sent differ from the formula" {
 		t.Errorf("%v", v)
 	}
 }

@@ -35,7 +35,9 @@ func variables() (rows []factRow) {
 	}
 	slices.SortFunc(rows, func(a, b factRow) int { return strings.Compare(a.Name, b.Name) })
 	if hidden > 0 {
-		rows = append(rows, factRow{"other variables", fmt.Sprintf("%d of SLURM_ and ULYSSES_", hidden), "values not shown: they may be secret"})
+		rows = append(rows,
+			factRow{"other variables", fmt.Sprintf("%d of SLURM_ and ULYSSES_", hidden),
+				"values not shown: they may be secret"})
 	}
 	return rows
 }

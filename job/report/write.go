@@ -47,10 +47,12 @@ func (r *Run) PrintPlan() error {
 	fmt.Fprintf(r.Stdout, "memory           %s\n", text)
 	for _, c := range r.Trainer.Choices() {
 		if c.Chosen && (c.Extra > 0 || c.Offloads()) {
-			fmt.Fprintf(r.Stdout, "activations      %s: +%.1f %% expected time\n", assembly.DescribeChoice(c), 100*c.Extra)
+			fmt.Fprintf(r.Stdout, "activations      %s: +%.1f %% expected time\n", assembly.DescribeChoice(c),
+				100*c.Extra)
 		}
 	}
-	return r.Parts.PrintMemory(r.Details, r.Trainer, assembly.RankPlan{Rank: fmt.Sprint("rank ", rank), Components: plan})
+	return r.Parts.PrintMemory(r.Details, r.Trainer,
+		assembly.RankPlan{Rank: fmt.Sprint("rank ", rank), Components: plan})
 }
 
 // Write prints the time by phase, the speed, the bytes sent with their formulas and the paths of
@@ -85,11 +87,14 @@ func (r *Run) Write() error {
 	fmt.Fprintln(r.Stdout)
 	r.printLosses()
 	if t := r.Totals; t.Last != nil {
-		fmt.Fprintf(r.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", units.Short(t.perSecond(float64(t.Tokens))), units.Short(t.perSecond(t.FLOPs)))
+		fmt.Fprintf(r.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n",
+			units.Short(t.perSecond(float64(t.Tokens))), units.Short(t.perSecond(t.FLOPs)))
 		if planned != nil {
-			fmt.Fprintf(r.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", r.secondsPerStep(), planned.Seconds)
+			fmt.Fprintf(r.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", r.secondsPerStep(),
+				planned.Seconds)
 		}
-		fmt.Fprintf(r.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n", units.MiB(t.Last.PeakBytes))
+		fmt.Fprintf(r.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n",
+			units.MiB(t.Last.PeakBytes))
 	}
 	r.printTraffic(facts)
 	r.printOutputs()
@@ -135,7 +140,8 @@ func (r *Run) printPhases(rows []phaseRow) error {
 func (r *Run) printLosses() {
 	t := r.Totals
 	if t.Last != nil {
-		fmt.Fprintf(r.Stdout, "loss             %.4f at step %d, %.4f at step %d\n", float64(t.First.Loss), t.First.Step, float64(t.Last.Loss), t.Last.Step)
+		fmt.Fprintf(r.Stdout, "loss             %.4f at step %d, %.4f at step %d\n", float64(t.First.Loss),
+			t.First.Step, float64(t.Last.Loss), t.Last.Step)
 	}
 	for i, e := range t.Evals {
 		out := r.Stdout
@@ -184,7 +190,8 @@ func (r *Run) printTraffic(facts []rankFacts) {
 		}
 	}
 	if levels != (comm.Traffic{}) {
-		fmt.Fprintf(r.Stdout, "two levels       %d bytes sent inside nodes, %d between nodes\n", levels.InsideBytes, levels.BetweenBytes)
+		fmt.Fprintf(r.Stdout, "two levels       %d bytes sent inside nodes, %d between nodes\n", levels.InsideBytes,
+			levels.BetweenBytes)
 	}
 	for _, t := range rows {
 		verdict := "equal"

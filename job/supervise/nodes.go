@@ -53,7 +53,8 @@ func nodeStates(nodes []string) (map[string]string, error) {
 // dead reports whether a node in this state runs nothing. Slurm marks nodes that do not respond
 // with "*".
 func dead(state string) bool {
-	return strings.HasSuffix(state, "*") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail") || strings.HasPrefix(state, "drain")
+	return strings.HasSuffix(state, "*") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail") ||
+		strings.HasPrefix(state, "drain")
 }
 
 // exclude notes the hosts of ranks that have died. The next attempt uses other nodes, if there are
@@ -62,7 +63,8 @@ func dead(state string) bool {
 func (c *cluster) exclude(d *flight.Diagnosis, killed bool) {
 	c.again = true
 	for _, x := range d.Culprits {
-		if (killed || d.Ranks[x.Rank].Condition == flight.Gone) && slices.Contains(c.nodes, x.Host) && !slices.Contains(c.suspect, x.Host) {
+		if (killed || d.Ranks[x.Rank].Condition == flight.Gone) && slices.Contains(c.nodes, x.Host) &&
+			!slices.Contains(c.suspect, x.Host) {
 			c.suspect = append(c.suspect, x.Host)
 		}
 	}
@@ -83,7 +85,8 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 		return slices.Clone(o.Launcher), o.Program, nil
 	}
 	good := slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return dead(states[n]) })
-	if fresh := slices.DeleteFunc(slices.Clone(good), func(n string) bool { return slices.Contains(c.suspect, n) }); len(fresh) >= want {
+	if fresh := slices.DeleteFunc(slices.Clone(good),
+		func(n string) bool { return slices.Contains(c.suspect, n) }); len(fresh) >= want {
 		good = fresh
 	}
 	if len(good) == 0 {

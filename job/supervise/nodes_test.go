@@ -12,7 +12,8 @@ import (
 // After a rank has died, a spare node takes the place of its node, dead nodes are left out, and
 // with fewer nodes than the job wants the program chooses the mesh.
 func TestNodes(t *testing.T) {
-	gone := &flight.Diagnosis{Culprits: []flight.Culprit{{Rank: 1, Host: "n2"}}, Ranks: []flight.Standing{{}, {Condition: flight.Gone}}}
+	gone := &flight.Diagnosis{Culprits: []flight.Culprit{{Rank: 1, Host: "n2"}},
+		Ranks: []flight.Standing{{}, {Condition: flight.Gone}}}
 	late := &flight.Diagnosis{Culprits: gone.Culprits, Ranks: []flight.Standing{{}, {Condition: flight.Between}}}
 	mesh := " --set parallel.ulysses=0 --set parallel.ring=0"
 	for name, x := range map[string]struct {
@@ -22,26 +23,39 @@ func TestNodes(t *testing.T) {
 		states   map[string]string
 		want     string
 	}{
-		"the first attempt":       {"srun -N2", []string{"n1", "n2", "n3"}, nil, nil, "srun -N2 | p job"},
-		"a spare":                 {"srun -N2", []string{"n1", "n2", "n3"}, gone, nil, "srun -N2 --nodes=2 --nodelist=n1,n3 | p job"},
-		"no spare":                {"srun -N 3", []string{"n1", "n2", "n3"}, gone, nil, "srun -N 3 --nodes=3 --nodelist=n1,n2,n3 | p job"},
-		"a late rank":             {"srun --nodes=2", []string{"n1", "n2", "n3"}, late, nil, "srun --nodes=2 --nodes=2 --nodelist=n1,n2 | p job"},
-		"a dead node":             {"srun -n 12", []string{"n1", "n2", "n3"}, gone, map[string]string{"n2": "down*"}, "srun -n 12 --nodes=2 --nodelist=n1,n3 --ntasks=8 | p job" + mesh},
-		"a dead node and a spare": {"/usr/bin/srun -N 2 -n 8", []string{"n1", "n2", "n3"}, late, map[string]string{"n1": "drained"}, "/usr/bin/srun -N 2 -n 8 --nodes=2 --nodelist=n2,n3 --ntasks=8 | p job"},
-		"tasks of a node":         {"srun --ntasks-per-node=4", []string{"n1", "n2"}, late, map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job" + mesh},
-		"mpirun":                  {"mpirun -n 8", []string{"n1", "n2"}, gone, map[string]string{"n2": "down"}, "mpirun -n 8 | p job"},
-		"no allocation":           {"srun -N2", nil, gone, nil, "srun -N2 | p job"},
+		"the first attempt": {"srun -N2", []string{"n1", "n2", "n3"}, nil, nil, "srun -N2 | p job"},
+		"a spare": {"srun -N2", []string{"n1", "n2", "n3"}, gone, nil,
+			"srun -N2 --nodes=2 --nodelist=n1,n3 | p job"},
+		"no spare": {"srun -N 3", []string{"n1", "n2", "n3"}, gone, nil,
+			"srun -N 3 --nodes=3 --nodelist=n1,n2,n3 | p job"},
+		"a late rank": {"srun --nodes=2", []string{"n1", "n2", "n3"}, late, nil,
+			"srun --nodes=2 --nodes=2 --nodelist=n1,n2 | p job"},
+		"a dead node": {"srun -n 12", []string{"n1", "n2", "n3"}, gone, map[string]string{"n2": "down*"},
+			"srun -n 12 --nodes=2 --nodelist=n1,n3 --ntasks=8 | p job" + mesh},
+		"a dead node and a spare": {"/usr/bin/srun -N 2 -n 8", []string{"n1", "n2", "n3"}, late,
+			map[string]string{"n1": "drained"},
+			"/usr/bin/srun -N 2 -n 8 --nodes=2 --nodelist=n2,n3 --ntasks=8 | p job"},
+		"tasks of a node": {"srun --ntasks-per-node=4", []string{"n1", "n2"}, late,
+			map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job" +
+				mesh},
+		"mpirun": {"mpirun -n 8", []string{"n1", "n2"}, gone, map[string]string{"n2": "down"},
+			"mpirun -n 8 | p job"},
+		"no allocation": {"srun -N2", nil, gone, nil, "srun -N2 | p job"},
 	} {
 		c := &cluster{nodes: x.nodes, states: func([]string) (map[string]string, error) { return x.states, nil }}
 		if x.why != nil {
 			c.exclude(x.why, false)
 		}
-		launcher, program, err := c.command(&Options{Launcher: strings.Fields(x.launcher), Program: []string{"p", "job"}, Log: func(string) {}})
+		launcher, program,
+			err := c.command(&Options{Launcher: strings.Fields(x.launcher), Program: []string{"p", "job"},
+			Log: func(string) {}})
 		if got := strings.Join(launcher, " ") + " | " + strings.Join(program, " "); err != nil || got != x.want {
 			t.Errorf("%s: %s %v, want %s", name, got, err, x.want)
 		}
 	}
-	c := &cluster{nodes: []string{"n1"}, again: true, states: func([]string) (map[string]string, error) { return map[string]string{"n1": "down"}, nil }}
+	c := &cluster{nodes: []string{"n1"}, again: true, states: func([]string) (map[string]string, error) {
+		return map[string]string{"n1": "down"}, nil
+	}}
 	o := &Options{Launcher: []string{"srun"}, Log: func(string) {}}
 	if _, _, err := c.command(o); err == nil || !strings.Contains(err.Error(), "no node of n1 is left") {
 		t.Error(err)

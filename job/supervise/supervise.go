@@ -75,26 +75,31 @@ func Run(o Options) (code int, err error) {
 			// Only a run that has not come to its end leaves records. mpiexec of MPICH ends with 0
 			// if a rank has exited with 0 and it has killed the others.
 			end.code = int(status.Comm)
-			o.Log(fmt.Sprintf("the launcher ended with exit code 0, but the run has not finished; its exit code is taken as %d", end.code))
+			o.Log(fmt.Sprintf(
+				"the launcher ended with exit code 0, but the run has not finished; its exit code is taken as %d",
+				end.code))
 		}
 		switch {
 		case d == nil: // refused before the first step: a restart would be refused as well
 			return end.code, nil
 		case attempt == o.Restarts:
 			if attempt > 0 {
-				o.Log(fmt.Sprintf("the job ended with exit code %d: %s; no restart is left (--restarts %d)", end.code, firstLine(d.Text), o.Restarts))
+				o.Log(fmt.Sprintf("the job ended with exit code %d: %s; no restart is left (--restarts %d)", end.code,
+					firstLine(d.Text), o.Restarts))
 			}
 			return end.code, nil
 		}
 		c.exclude(d, end.code > 128)
-		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from the newest checkpoint", end.code, firstLine(d.Text), attempt+1, o.Restarts))
+		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from the newest checkpoint", end.code,
+			firstLine(d.Text), attempt+1, o.Restarts))
 	}
 }
 
 // final reports whether a restart would not help: the job has ended well, has stopped with a
 // checkpoint, or is refused, or its loss is NaN or Inf, which a restart would repeat.
 func final(code int) bool {
-	return slices.Contains([]status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Numeric, status.Preempted}, status.Code(code))
+	return slices.Contains([]status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory,
+		status.Numeric, status.Preempted}, status.Code(code))
 }
 
 func firstLine(text string) string {
@@ -166,7 +171,9 @@ func (o *Options) attempt(number int, words []string) (end ending, err error) {
 			syscall.Kill(cmd.Process.Pid, send)
 		case <-tick.C:
 			if kill == nil && watch.frozen() {
-				end.frozen = fmt.Sprintf("no rank has shown a sign of life for %v: their processes are stopped, or their file system does not respond", o.Timeout)
+				end.frozen = fmt.Sprintf(
+					"no rank has shown a sign of life for %v: their processes are stopped, or their file system does not respond",
+					o.Timeout)
 				o.Log(end.frozen + "; the job is ended")
 				syscall.Kill(group, syscall.SIGTERM)
 				kill = time.After(grace)

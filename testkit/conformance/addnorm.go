@@ -61,8 +61,8 @@ func (s *suite) addNormCase(d tensor.DType, suffix string, shape []int64, la, lb
 			return b.out(name, d, l, shape...)
 		}
 		results = []*array{result("sum", sumIn, lb), result("y", yIn, la), b.out("rstd", tensor.F32, shifted, rows)}
-		return device.AddRMSNorm{A: memory[1].Tensor, B: memory[2].Tensor, W: b.in("w", d, shifted, w, n).Tensor, Sum: results[0].Tensor, Y: results[1].Tensor,
-			RStd: results[2].Tensor, Eps: eps, Centre: centre}, results
+		return device.AddRMSNorm{A: memory[1].Tensor, B: memory[2].Tensor, W: b.in("w", d, shifted, w, n).Tensor,
+			Sum: results[0].Tensor, Y: results[1].Tensor, RStd: results[2].Tensor, Eps: eps, Centre: centre}, results
 	}
 	name := fmt.Sprint(shape, la, lb, " centre ", centre, suffix)
 	for _, in := range []struct {
@@ -87,7 +87,9 @@ func (s *suite) addNormCase(d tensor.DType, suffix string, shape []int64, la, lb
 			if err := b.dev.Add(b.stream, a.Sum, a.A, a.B); err != nil {
 				return nil, err
 			}
-			return results, b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: a.Sum, W: a.W, Y: a.Y, RStd: a.RStd, Eps: eps, Centre: centre})
+			return results,
+				b.dev.RMSNormForward(b.stream,
+					&device.RMSNorm{X: a.Sum, W: a.W, Y: a.Y, RStd: a.RStd, Eps: eps, Centre: centre})
 		})
 		for i, w := range wants {
 			if !bytes.Equal(one[i], two[i]) {

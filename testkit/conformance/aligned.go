@@ -19,9 +19,12 @@ func testAligned(s *suite) {
 		name string
 		test func(s *suite)
 	}{
-		{"Add", testAdd}, {"Scale", testScale}, {"ColumnSum", testColumnSum}, {"Sum", testSum}, {"RMSNorm", testRMSNorm}, {"AddRMSNorm", testAddRMSNorm}, {"Rope", testRope},
-		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
-		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"Experts", testExperts},
+		{"Add", testAdd}, {"Scale", testScale}, {"ColumnSum", testColumnSum}, {"Sum", testSum},
+		{"RMSNorm", testRMSNorm}, {"AddRMSNorm", testAddRMSNorm}, {"Rope", testRope},
+		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding},
+		{"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
+		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d},
+		{"Experts", testExperts},
 	} {
 		s.t.Run(f.name, func(t *testing.T) {
 			c := *s

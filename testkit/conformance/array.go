@@ -216,7 +216,8 @@ func (a *array) checkUntouched(t testing.TB) {
 	}
 	for i := range now {
 		if now[i] != a.before[i] {
-			t.Errorf("%s: byte %d was overwritten, %d bytes from the first element of %v", a.name, i, int64(i)-a.base, a.Tensor)
+			t.Errorf("%s: byte %d was overwritten, %d bytes from the first element of %v", a.name, i, int64(i)-a.base,
+				a.Tensor)
 			return
 		}
 	}
@@ -281,7 +282,8 @@ func (a *array) pull(b *bench) []byte {
 		return a.host
 	}
 	a.host = make([]byte, n)
-	b.transfer(tensor.Of(unsafe.Pointer(unsafe.SliceData(a.host)), tensor.U8, n), b.tensor(a.buffer.Pointer(), tensor.U8, n))
+	b.transfer(tensor.Of(unsafe.Pointer(unsafe.SliceData(a.host)), tensor.U8, n),
+		b.tensor(a.buffer.Pointer(), tensor.U8, n))
 	return a.host
 }
 

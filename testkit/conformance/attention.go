@@ -23,7 +23,8 @@ type attentionInput struct {
 
 func newAttentionInput(d tensor.DType, g *ref.Attention, r *rand.Rand) attentionInput {
 	n := func(n int64) []float64 { return normalAs(d, r, n) }
-	return attentionInput{d: d, q: n(g.Tq() * g.Hq * g.D), k: n(g.Tk() * g.Hkv * g.D), v: n(g.Tk() * g.Hkv * g.Dv), dout: n(g.Tq() * g.Hq * g.Dv)}
+	return attentionInput{d: d, q: n(g.Tq() * g.Hq * g.D), k: n(g.Tk() * g.Hkv * g.D), v: n(g.Tk() * g.Hkv * g.Dv),
+		dout: n(g.Tq() * g.Hq * g.Dv)}
 }
 
 // outType and gradType are the types of out and of the gradients.
@@ -49,10 +50,13 @@ func (b *bench) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]
 	v := b.in("v", x.d, lk, x.v, g.Tk(), g.Hkv, g.Dv)
 	out := b.inout("out", x.outType(), lq, x.out, g.Tq(), g.Hq, g.Dv)
 	lse := b.inout("lse", tensor.F32, layout{order: []int{1, 0}, gap: 1, shift: 1}, x.lse, g.Tq(), g.Hq)
-	a := &device.Attention{Q: q.Tensor, K: k.Tensor, V: v.Tensor, Out: out.Tensor, LSE: lse.Tensor, CuQ: g.CuQ, CuK: g.CuK, Shift: g.Shift,
-		KVHead: g.KVHead, Causal: g.Causal, Scale: g.Scale, Softcap: g.Softcap, Dropout: g.Dropout, Seed: g.Seed, HeadAt: g.HeadAt,
-		QueryAt: g.QueryAt, KeyAt: g.KeyAt, QuerySeq: g.QuerySeq, KeySeq: g.KeySeq, BlockRows: g.BlockRows, BlockColumns: g.BlockColumns,
-		Carry: x.out != nil}
+	a := &device.Attention{Q: q.Tensor, K: k.Tensor, V: v.Tensor, Out: out.Tensor, LSE: lse.Tensor, CuQ: g.CuQ,
+		CuK: g.CuK, Shift: g.Shift, KVHead: g.KVHead, Causal: g.Causal, Scale: g.Scale, Softcap: g.Softcap,
+		Dropout: g.Dropout, Seed: g.Seed, HeadAt: g.HeadAt, QueryAt: g.QueryAt, KeyAt: g.KeyAt, QuerySeq: g.QuerySeq,
+		KeySeq:       g.KeySeq,
+		BlockRows:    g.BlockRows,
+		BlockColumns: g.BlockColumns,
+		Carry:        x.out != nil}
 	if w := g.Window; w != nil {
 		a.Window = &device.Window{Left: w.Left, Right: w.Right}
 	}
@@ -68,7 +72,8 @@ func (b *bench) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]
 		for i, m := range g.Mask {
 			values[i] = float64(m)
 		}
-		a.BlockMask = b.in("block mask", tensor.U8, dense, values, int64(len(g.Mask))/(rows*columns), rows, columns).Tensor
+		a.BlockMask = b.in("block mask", tensor.U8, dense, values, int64(len(g.Mask))/(rows*columns), rows,
+			columns).Tensor
 	}
 	a.Workspace = b.out("workspace", tensor.U8, dense, b.dev.AttentionWorkspace(a, false)).Tensor
 	if err := b.dev.AttentionForward(b.stream, a); err != nil {
@@ -84,13 +89,15 @@ func (b *bench) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]
 			DQ: dq.Tensor, DK: dk.Tensor, DV: dv.Tensor}
 		if g.Sinks != nil {
 			dsinks := b.out("dsinks", tensor.F32, shifted, g.Hq)
-			da.Sinks, da.DSinks, results = b.in("sinks of backward", tensor.F32, shifted, g.Sinks, g.Hq).Tensor, dsinks.Tensor, append(results, dsinks)
+			da.Sinks, da.DSinks, results = b.in("sinks of backward", tensor.F32, shifted, g.Sinks, g.Hq).Tensor,
+				dsinks.Tensor, append(results, dsinks)
 		}
 		if g.Slopes != nil {
 			dslopes := b.out("dslopes", tensor.F32, shifted, g.Hq)
 			da.DSlopes, results = dslopes.Tensor, append(results, dslopes)
 		}
-		da.Workspace = b.out("workspace of backward", tensor.U8, dense, b.dev.AttentionWorkspace(&da.Attention, true)).Tensor
+		da.Workspace = b.out("workspace of backward", tensor.U8, dense,
+			b.dev.AttentionWorkspace(&da.Attention, true)).Tensor
 		if err := b.dev.AttentionBackward(b.stream, da); err != nil {
 			return nil, err
 		}
@@ -129,7 +136,8 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	grad := ref.AttentionGradients(g, x.q, x.k, x.v, rounded(o, out), lse, x.dout)
 	grad32 := ref.AttentionGradients(&plain, q, k, v, f(rounded(o, ref.Convert[float64](out32))), lse32, d)
 	t := x.gradType()
-	w := []want{both("out", out, out32).as(o), both("lse", lse, lse32), both("dq", grad.DQ, grad32.DQ).as(t), both("dk", grad.DK, grad32.DK).as(t), both("dv", grad.DV, grad32.DV).as(t)}
+	w := []want{both("out", out, out32).as(o), both("lse", lse, lse32), both("dq", grad.DQ, grad32.DQ).as(t),
+		both("dk", grad.DK, grad32.DK).as(t), both("dv", grad.DV, grad32.DV).as(t)}
 	// dP - delta, whose terms cancel for a query with a single key, times a key
 	w[2].terms = g.Scale * rms(x.dout) * rms(x.v) * math.Sqrt(float64(g.Dv)) * rms(x.k)
 	w[3].terms = w[2].terms
@@ -196,7 +204,8 @@ func testAttention(s *suite) {
 	for i, d := range []int64{1, 3, 16, 33, 64, 80, 128, 200} { // head sizes
 		n := []int64{65, 100, 63}[i%3]
 		add(ref.Attention{Hq: 2, Hkv: 2, D: d, Dv: d, CuQ: one(n), CuK: one(n), Causal: i%2 == 0})
-		add(ref.Attention{Hq: 1, Hkv: 1, D: d, Dv: []int64{2, 64, 7, 128, 33, 1, 70, 64}[i], CuQ: one(n), CuK: one(n), Causal: i%2 == 1})
+		add(ref.Attention{Hq: 1, Hkv: 1, D: d, Dv: []int64{2, 64, 7, 128, 33, 1, 70, 64}[i], CuQ: one(n), CuK: one(n),
+			Causal: i%2 == 1})
 	}
 	sizes := len(cases)
 	// lengths, with several heads so that errors are not small by chance
@@ -205,7 +214,8 @@ func testAttention(s *suite) {
 		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n)})
 	}
 	// queries and keys
-	for _, n := range [][2]int64{{1, 257}, {257, 1}, {100, 3}, {3, 100}, {64, 200}, {200, 64}, {300, 257}, {17, 0}, {0, 17}, {0, 0}} {
+	for _, n := range [][2]int64{{1, 257}, {257, 1}, {100, 3}, {3, 100}, {64, 200}, {200, 64}, {300, 257}, {17, 0},
+		{0, 17}, {0, 0}} {
 		for _, causal := range []bool{true, false} {
 			add(ref.Attention{Hq: 2, Hkv: 1, D: 8, Dv: 8, CuQ: one(n[0]), CuK: one(n[1]), Causal: causal})
 		}
@@ -213,8 +223,10 @@ func testAttention(s *suite) {
 	packed := bounds(5, 1, 0, 64, 33, 1, 1, 100, 0, 7, 70)
 	for _, causal := range []bool{true, false} { // documents
 		add(ref.Attention{Hq: 2, Hkv: 2, D: 32, Dv: 32, CuQ: packed, CuK: packed, Causal: causal})
-		add(ref.Attention{Hq: 3, Hkv: 1, D: 7, Dv: 9, CuQ: packed, CuK: bounds(3, 4, 2, 0, 50, 1, 0, 130, 0, 7, 64), Causal: causal})
-		add(ref.Attention{Hq: 1, Hkv: 1, D: 20, Dv: 20, CuQ: bounds(0, 0, 200, 210), CuK: bounds(1, 0, 200, 210), Causal: causal})
+		add(ref.Attention{Hq: 3, Hkv: 1, D: 7, Dv: 9, CuQ: packed, CuK: bounds(3, 4, 2, 0, 50, 1, 0, 130, 0, 7, 64),
+			Causal: causal})
+		add(ref.Attention{Hq: 1, Hkv: 1, D: 20, Dv: 20, CuQ: bounds(0, 0, 200, 210), CuK: bounds(1, 0, 200, 210),
+			Causal: causal})
 	}
 	lengths := make([]int64, 150) // many documents
 	for i := range lengths {
@@ -224,7 +236,8 @@ func testAttention(s *suite) {
 	// query heads of a key head
 	for _, groups := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {0, 1, 1, 1, 1, 2}, {2}} {
 		n := int64(70)
-		add(ref.Attention{Hq: int64(len(groups)), Hkv: 4, D: 24, Dv: 16, CuQ: one(n), CuK: one(n), KVHead: groups, Causal: true})
+		add(ref.Attention{Hq: int64(len(groups)), Hkv: 4, D: 24, Dv: 16, CuQ: one(n), CuK: one(n), KVHead: groups,
+			Causal: true})
 	}
 	add(ref.Attention{Hq: 8, Hkv: 2, D: 64, Dv: 64, CuQ: one(129), CuK: one(129), Causal: true})
 	// a rank without heads
@@ -247,12 +260,15 @@ func testAttention(s *suite) {
 				return
 			}
 			x := newAttentionInput(d, g, seeded(20, int64(i)))
-			name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal)
+			name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv,
+				listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal)
 			if w := g.Window; w != nil {
 				name += fmt.Sprintf(", window %d %d", w.Left, w.Right)
 			}
 			name += suffix
-			s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
+			s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) {
+				return b.attention(g, x, l[0], l[1])
+			})
 		})
 	}
 	s.typed(s.attentionScores)
@@ -262,9 +278,12 @@ func testAttention(s *suite) {
 // than the document, with a causal mask, with unequal lengths and with several documents.
 func (s *suite) windows() (cases []ref.Attention) {
 	add := func(q, k []int64, causal bool, left, right int64) {
-		cases = append(cases, ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 12, CuQ: q, CuK: k, Causal: causal, Window: &ref.Window{Left: left, Right: right}})
+		cases = append(cases,
+			ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 12, CuQ: q, CuK: k, Causal: causal,
+				Window: &ref.Window{Left: left, Right: right}})
 	}
-	for _, w := range [][2]int64{{9, -1}, {-1, 5}, {7, 3}, {0, 0}, {0, -1}, {-1, 0}, {-1, -1}, {1 << 40, 1 << 40}, {math.MaxInt64, 2}} {
+	for _, w := range [][2]int64{{9, -1}, {-1, 5}, {7, 3}, {0, 0}, {0, -1}, {-1, 0}, {-1, -1}, {1 << 40, 1 << 40},
+		{math.MaxInt64, 2}} {
 		add(one(100), one(100), false, w[0], w[1])
 	}
 	for _, w := range [][2]int64{{9, -1}, {0, -1}, {70, 4}, {150, 0}} {
@@ -293,7 +312,8 @@ func (s *suite) windows() (cases []ref.Attention) {
 // implementation that saves the probabilities does not have this error.
 func (s *suite) attentionScores(d tensor.DType, suffix string) {
 	for _, causal := range []bool{true, false} {
-		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}
+		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1,
+			Causal: causal}
 		if !s.selected(d, g) {
 			continue
 		}

@@ -15,8 +15,9 @@ func testAttentionLaws(s *suite) {
 	s.typed(func(d tensor.DType, suffix string) {
 		for name, law := range map[string]func(*testing.T, tensor.DType){
 			"a head is independent of the others": s.headsAlone, "a layout changes no bit": s.layoutsAgree,
-			"no token sees the future or another document": s.causality, "NaN shows, in its document alone": s.attentionNaN,
-			"scores that overflow show": s.attentionOverflow,
+			"no token sees the future or another document": s.causality,
+			"NaN shows, in its document alone":             s.attentionNaN,
+			"scores that overflow show":                    s.attentionOverflow,
 		} {
 			s.t.Run(name+suffix, func(t *testing.T) { law(t, d) })
 		}
@@ -33,11 +34,16 @@ func attentionWidths(d tensor.DType, g *ref.Attention) []int64 {
 // sequence parallelism is exact for any number of ranks.
 func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 	for _, g := range []ref.Attention{
-		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
-		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
-		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(s.long(1200, 270)), CuK: one(s.long(1200, 270)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
-		{Hq: 6, Hkv: 4, D: 256, Dv: 128, CuQ: one(s.long(300, 70)), CuK: one(s.long(300, 70)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.05},
-		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
+		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true,
+			Scale: 0.125},
+		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260),
+			KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
+		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(s.long(1200, 270)), CuK: one(s.long(1200, 270)),
+			KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
+		{Hq: 6, Hkv: 4, D: 256, Dv: 128, CuQ: one(s.long(300, 70)), CuK: one(s.long(300, 70)),
+			KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.05},
+		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2},
+			Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
 	} {
 		s.headsAloneOf(t, d, &g)
 	}
@@ -68,7 +74,8 @@ func (s *suite) headsAloneOf(t *testing.T, d tensor.DType, g *ref.Attention) {
 		alone := s.bits(t, func(b *bench) ([]*array, error) {
 			return b.attention(&sub, attentionInput{d: d,
 				q: columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), k: columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
-				v: columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), dout: columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
+				v: columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), dout: columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)},
+				headMajor, headMajor)
 		})
 		widths, names := attentionWidths(d, g), attentionResults
 		if g.Sinks != nil {
@@ -83,7 +90,8 @@ func (s *suite) headsAloneOf(t *testing.T, d tensor.DType, g *ref.Attention) {
 				total, from, part = g.Hkv, int64(kv), 1
 			}
 			if width := row / total; !bytes.Equal(columns(all[i], row, from*width, part*width), alone[i]) {
-				t.Errorf("%s of query heads %v alone differs in bits from the run of %d heads (D %d)", names[i], heads, g.Hq, g.D)
+				t.Errorf("%s of query heads %v alone differs in bits from the run of %d heads (D %d)", names[i], heads,
+					g.Hq, g.D)
 			}
 		}
 	}
@@ -125,7 +133,8 @@ func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
 func (s *suite) causality(t *testing.T, d tensor.DType) {
 	cu := bounds(70, 1, 230, 99)
 	for _, mask := range []ref.Attention{{Causal: true}, {}, {Window: &ref.Window{Left: 33, Right: 7}}} {
-		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: mask.Causal, Window: mask.Window, Scale: 0.2}
+		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: mask.Causal, Window: mask.Window,
+			Scale: 0.2}
 		if !s.selected(d, g) {
 			continue
 		}
@@ -136,7 +145,8 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 			tokens = []int64{69, 70, 150, 301}
 		}
 		for _, token := range tokens {
-			y := attentionInput{d: d, q: slices.Clone(x.q), k: slices.Clone(x.k), v: slices.Clone(x.v), dout: slices.Clone(x.dout)}
+			y := attentionInput{d: d, q: slices.Clone(x.q), k: slices.Clone(x.k), v: slices.Clone(x.v),
+				dout: slices.Clone(x.dout)}
 			for _, a := range []struct {
 				x     []float64
 				width int64
@@ -157,11 +167,13 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 					same := bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
 					may := i < 3 && reaches(j) || i >= 3 && reachesKey(j)
 					if !same && !may {
-						t.Errorf("causal %v, window %v: token %d changes %s of token %d, which cannot see it", g.Causal, g.Window, token, attentionResults[i], j)
+						t.Errorf("causal %v, window %v: token %d changes %s of token %d, which cannot see it", g.Causal,
+							g.Window, token, attentionResults[i], j)
 					}
 					// these gradients are 0 in a document of one token
 					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" {
-						t.Errorf("causal %v, window %v: token %d has changed, its %s has not", g.Causal, g.Window, token, attentionResults[i])
+						t.Errorf("causal %v, window %v: token %d has changed, its %s has not", g.Causal, g.Window,
+							token, attentionResults[i])
 					}
 				}
 			}
@@ -184,7 +196,8 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 		for j := range g.Tk() {
 			same := i < 3 || bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
 			if !same && (j < lo || j >= hi) {
-				t.Errorf("causal %v, window %v: dout of query %d changes %s of key %d", g.Causal, g.Window, token, attentionResults[i], j)
+				t.Errorf("causal %v, window %v: dout of query %d changes %s of key %d", g.Causal, g.Window, token,
+					attentionResults[i], j)
 			}
 		}
 	}
@@ -194,7 +207,8 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 	cu := bounds(40, 100, 30)
 	for _, causal := range []bool{true, false} {
-		s.attentionNaNOf(t, d, &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25})
+		s.attentionNaNOf(t, d,
+			&ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25})
 	}
 }
 
@@ -224,7 +238,8 @@ func (s *suite) attentionNaNOf(t *testing.T, d tensor.DType, g *ref.Attention) {
 			for at, v := range want {
 				d := g.Document(int64(at) / width)
 				if math.IsNaN(v) && !math.IsNaN(got[at]) || math.IsNaN(got[at]) && d != 1 {
-					t.Errorf("causal %v, NaN in %s: %s of token %d is %v, want %v", g.Causal, name, attentionResults[i], int64(at)/width, got[at], v)
+					t.Errorf("causal %v, NaN in %s: %s of token %d is %v, want %v", g.Causal, name, attentionResults[i],
+						int64(at)/width, got[at], v)
 					break
 				}
 			}

@@ -35,14 +35,16 @@ func testAttentionOptions(s *suite) {
 			s.attentionNaNOf(t, d, s.withOptions(g, 93, "sinks slopes cap dropout", 0, 0))
 		})
 		// the scores of this case are far beyond the cap, and its sinks far beyond the scores
-		steep := &ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 16, CuQ: one(70), CuK: one(70), Causal: true, Scale: 20, Softcap: 30, Sinks: []float64{45, -45}}
+		steep := &ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 16, CuQ: one(70), CuK: one(70), Causal: true, Scale: 20,
+			Softcap: 30, Sinks: []float64{45, -45}}
 		if s.selected(d, steep) {
 			s.optionCase(d, suffix+", steep", 90, steep, false)
 		}
 		if s.reproducible && !s.choosing {
 			s.t.Run("a head is independent of the others"+suffix, func(t *testing.T) {
 				for _, n := range []int64{s.long(700, 150), 90} {
-					g := &ref.Attention{Hq: 6, Hkv: 4, D: 32, Dv: 16, CuQ: one(n), CuK: one(n), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2, Causal: n > 100}
+					g := &ref.Attention{Hq: 6, Hkv: 4, D: 32, Dv: 16, CuQ: one(n), CuK: one(n),
+						KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2, Causal: n > 100}
 					s.withOptions(g, 91, "sinks slopes cap dropout heads", 16, 32)
 					s.headsAloneOf(t, d, g)
 				}
@@ -61,12 +63,15 @@ func (s *suite) optionCase(d tensor.DType, suffix string, i int, g *ref.Attentio
 	x := newAttentionInput(d, g, seeded(28, int64(i)))
 	x.wide = wide
 	name := optionsName(g) + suffix
-	s.check(name, attentionWant(fmt.Sprint("options ", i, name), g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
+	s.check(name, attentionWant(fmt.Sprint("options ", i, name), g, x), func(b *bench) ([]*array, error) {
+		return b.attention(g, x, l[0], l[1])
+	})
 }
 
 // optionsName returns the name of a case.
 func optionsName(g *ref.Attention) string {
-	name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.Causal)
+	name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ),
+		listed(g.CuK), g.Causal)
 	add := func(set bool, text string, values ...any) {
 		if set {
 			name += ", " + fmt.Sprintf(text, values...)
@@ -80,7 +85,8 @@ func optionsName(g *ref.Attention) string {
 	add(g.Slopes != nil, "slopes")
 	add(g.Softcap != 0, "cap %g", g.Softcap)
 	add(g.Dropout != 0, "dropout %g", g.Dropout)
-	add(g.Mask != nil, "%d blocks of %d by %d in sequences of %d by %d", len(g.Mask), g.BlockRows, g.BlockColumns, g.QuerySeq, g.KeySeq)
+	add(g.Mask != nil, "%d blocks of %d by %d in sequences of %d by %d", len(g.Mask), g.BlockRows, g.BlockColumns,
+		g.QuerySeq, g.KeySeq)
 	return name
 }
 
@@ -147,7 +153,8 @@ func blockMask(r *rand.Rand, heads, rows, columns int64) []uint8 {
 }
 
 func (s *suite) optionCases() (cases []*ref.Attention) {
-	packed, other := bounds(5, 1, 0, 64, 33, 1, s.long(100, 40), 0, 7), bounds(3, 4, 2, 50, 33, 0, s.long(130, 50), 3, 7)
+	packed, other := bounds(5, 1, 0, 64, 33, 1, s.long(100, 40), 0, 7),
+		bounds(3, 4, 2, 50, 33, 0, s.long(130, 50), 3, 7)
 	n := s.long(300, 100)
 	seed := int64(0)
 	add := func(q, k []int64, causal bool, how string, change func(g *ref.Attention)) {
@@ -175,14 +182,18 @@ func (s *suite) optionCases() (cases []*ref.Attention) {
 		add(one(n), one(s.long(500, 120)), causal, "blocks", nil)
 		add(one(n), one(n), causal, "heads", func(g *ref.Attention) { g.BlockRows, g.BlockColumns = 64, 32 })
 		// three sequences of several documents; the last block of a line is not whole
-		add(bounds(50, 20, 70, 0, 69, 1), bounds(40, 43, 80, 3, 80, 3), causal, "blocks sinks", func(g *ref.Attention) { g.QuerySeq, g.KeySeq, g.BlockColumns = 70, 83, 33 })
+		add(bounds(50, 20, 70, 0, 69, 1), bounds(40, 43, 80, 3, 80, 3), causal, "blocks sinks", func(g *ref.Attention) {
+			g.QuerySeq, g.KeySeq, g.BlockColumns = 70, 83, 33
+		})
 		add(one(n), one(n), causal, "heads", func(g *ref.Attention) {
 			g.Window, g.Shift = &ref.Window{Left: 70, Right: 40}, []int64{5}
 		})
 		// In every second document, the mask hides all keys: kernels have tiles of queries and of
 		// keys of which nothing is computed.
 		eight := bounds(40, 30, 64, 33, 40, 40, 1, 40)
-		add(eight, eight, causal, "blocks", func(g *ref.Attention) { g.D, g.Dv, g.BlockRows, g.BlockColumns = 32, 16, 1, 96 })
+		add(eight, eight, causal, "blocks", func(g *ref.Attention) {
+			g.D, g.Dv, g.BlockRows, g.BlockColumns = 32, 16, 1, 96
+		})
 		hidden := cases[len(cases)-1]
 		for i := 1; i < len(eight)-1; i += 2 {
 			columns := int64(len(hidden.Mask)) / hidden.Tq() // a line for each query
@@ -194,7 +205,9 @@ func (s *suite) optionCases() (cases []*ref.Attention) {
 			g.Shift = []int64{4, 19}
 		})
 		add(packed, other, causal, "sinks slopes cap dropout", near)
-		add(one(n), one(n+9), causal, "sinks slopes cap dropout heads", func(g *ref.Attention) { g.BlockRows, g.BlockColumns = 64, 64 })
+		add(one(n), one(n+9), causal, "sinks slopes cap dropout heads", func(g *ref.Attention) {
+			g.BlockRows, g.BlockColumns = 64, 64
+		})
 	}
 	// ranks without queries, keys or heads
 	add(one(0), one(17), false, "sinks slopes", nil)
@@ -213,7 +226,8 @@ func (s *suite) carryCases(d tensor.DType, suffix string) {
 			if causal {
 				dv = 32 // a multiple of 16, for kernels on tensor cores
 			}
-			g := s.withOptions(&ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: dv, CuQ: bounds(n, 30), CuK: bounds(n+20, 35), Causal: causal, Shift: []int64{-11, 3}, Scale: 0.3}, int64(80+i), how, 32, 16)
+			g := s.withOptions(&ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: dv, CuQ: bounds(n, 30), CuK: bounds(n+20, 35),
+				Causal: causal, Shift: []int64{-11, 3}, Scale: 0.3}, int64(80+i), how, 32, 16)
 			if !s.selected(d, g) {
 				continue
 			}
@@ -231,11 +245,14 @@ func (s *suite) carryCases(d tensor.DType, suffix string) {
 			}
 			x.wide = i%2 == 0
 			name := "carry " + optionsName(g) + suffix
-			s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, dense, headMajor) })
+			s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) {
+				return b.attention(g, x, dense, headMajor)
+			})
 		}
 	}
 	// Keys that no query sees change nothing: out and lse keep their bits.
-	g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: one(40), CuK: one(30), Causal: true, Shift: []int64{-15}, Scale: 0.3}
+	g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: one(40), CuK: one(30), Causal: true, Shift: []int64{-15},
+		Scale: 0.3}
 	if !s.selected(d, g) {
 		return
 	}

@@ -22,7 +22,8 @@ func testAttentionWide(s *suite) {
 	long := s.tiles
 	var cases []ref.Attention
 	add := func(hq, hkv, d, dv int64, q, k []int64, causal bool, window *ref.Window) {
-		cases = append(cases, ref.Attention{Hq: hq, Hkv: hkv, D: d, Dv: dv, CuQ: q, CuK: k, Causal: causal, Window: window})
+		cases = append(cases,
+			ref.Attention{Hq: hq, Hkv: hkv, D: d, Dv: dv, CuQ: q, CuK: k, Causal: causal, Window: window})
 	}
 	d := long(64, 16)
 	square := func(hq, hkv, d, dv int64, n []int64) {
@@ -35,7 +36,8 @@ func testAttentionWide(s *suite) {
 		square(3, 1, d, d, one(n))
 	}
 	// head sizes
-	for _, w := range [][2]int64{{8, 8}, {72, 72}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {64, 128}, {256, 128}} {
+	for _, w := range [][2]int64{{8, 8}, {72, 72}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {64, 128},
+		{256, 128}} {
 		square(2, 2, w[0], w[1], one(long(192, 33)))
 	}
 	// several tiles of the widest heads, and sums over query heads
@@ -44,7 +46,8 @@ func testAttentionWide(s *suite) {
 		add(2, 1, d, d, bounds(3, 40, 0, 30), bounds(5, 33, 4, 30), false, &ref.Window{Left: 20, Right: 6})
 	}
 	square(4, 2, d, d, bounds(64, 64, 64)) // documents of one length
-	packed, other := bounds(5, 1, 0, 64, 33, 1, 1, long(300, 70), 7, long(129, 30)), bounds(9, 1, 0, 70, 33, 5, 1, long(400, 80), 7, long(129, 40))
+	packed, other := bounds(5, 1, 0, 64, 33, 1, 1, long(300, 70), 7, long(129, 30)),
+		bounds(9, 1, 0, 70, 33, 5, 1, long(400, 80), 7, long(129, 40))
 	square(3, 1, d, d, packed)
 	square(2, 2, 24, 40, packed)
 	for _, causal := range []bool{true, false} {
@@ -81,8 +84,11 @@ func testAttentionWide(s *suite) {
 		}
 		g.Scale = 1 / math.Sqrt(float64(g.D))
 		x := newAttentionInput(tensor.BF16, g, seeded(25, int64(i)))
-		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v, window %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal, g.Window)
-		s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, layouts[i/2%3], layouts[i/2%3]) })
+		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v, window %v", g.Hq, g.Hkv, g.D, g.Dv,
+			listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal, g.Window)
+		s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) {
+			return b.attention(g, x, layouts[i/2%3], layouts[i/2%3])
+		})
 	}
 	s.attentionFarBelow()
 }
@@ -99,12 +105,14 @@ func (s *suite) tiles(n, few int64) int64 {
 // kernel treats positions after the end of a partial tile as scores of 0, their probabilities are
 // exp(100): Inf, and NaN after a product with zero.
 func (s *suite) attentionFarBelow() {
-	for i, n := range [][2]int64{{64, 64}, {s.tiles(192, 66), s.tiles(192, 66)}, {s.tiles(1000, 70), s.tiles(1000, 70)}, {s.tiles(128, 32), 77}, {1, 128}, {1, 64}, {30, s.tiles(320, 96)}} {
+	for i, n := range [][2]int64{{64, 64}, {s.tiles(192, 66), s.tiles(192, 66)}, {s.tiles(1000, 70), s.tiles(1000, 70)},
+		{s.tiles(128, 32), 77}, {1, 128}, {1, 64}, {30, s.tiles(320, 96)}} {
 		for _, causal := range []bool{true, false} {
 			if causal && n[0] > n[1] {
 				continue
 			}
-			g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: one(n[0]), CuK: one(n[1]), Scale: 0.25, Causal: causal}
+			g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: one(n[0]), CuK: one(n[1]), Scale: 0.25,
+				Causal: causal}
 			if !s.selected(tensor.BF16, g) {
 				continue
 			}

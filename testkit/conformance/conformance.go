@@ -52,7 +52,8 @@ func RunAttentionTiled(t *testing.T, open Opener) {
 // support no options but sinks, shifts and carry. It runs the cases whose larger head size is at
 // least `from` and at most `to`.
 func RunAttentionPlain(t *testing.T, open Opener, from, to int64) {
-	run(t, open, suite{reproducible: true, tiled: true, plain: true, from: from, to: to}, "Attention", "AttentionWide", "AttentionLaws", "AttentionOptions")
+	run(t, open, suite{reproducible: true, tiled: true, plain: true, from: from, to: to}, "Attention", "AttentionWide",
+		"AttentionLaws", "AttentionOptions")
 }
 
 // RunAttentionPlainBare is RunAttentionPlain as RunBare.
@@ -95,11 +96,17 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 		name string
 		test func(s *suite)
 	}{
-		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
-		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"AddRMSNorm", testAddRMSNorm}, {"Rope", testRope},
-		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding}, {"Experts", testExperts}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
-		{"Attention", testAttention}, {"AttentionWide", testAttentionWide}, {"AttentionLaws", testAttentionLaws}, {"AttentionOptions", testAttentionOptions},
-		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"DeltaGates", testDeltaGates}, {"GatedDelta", testGatedDelta}, {"DeltaStates", testDeltaStates}, {"DeltaLaws", testDeltaLaws},
+		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast},
+		{"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
+		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm},
+		{"AddRMSNorm", testAddRMSNorm}, {"Rope", testRope},
+		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding}, {"Experts", testExperts},
+		{"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
+		{"Attention", testAttention}, {"AttentionWide", testAttentionWide}, {"AttentionLaws", testAttentionLaws},
+		{"AttentionOptions", testAttentionOptions},
+		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d},
+		{"DeltaGates", testDeltaGates}, {"GatedDelta", testGatedDelta}, {"DeltaStates", testDeltaStates},
+		{"DeltaLaws", testDeltaLaws},
 		{"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals}, {"DeltaRefusals", testDeltaRefusals},
 	} {
 		if len(names) > 0 && !slices.Contains(names, f.name) {
@@ -145,7 +152,8 @@ func (s *suite) emulated() bool {
 
 // selected reports whether a case of attention runs in this suite.
 func (s *suite) selected(d tensor.DType, g *ref.Attention) bool {
-	if s.plain && (g.Softcap != 0 || g.Slopes != nil || g.Mask != nil || g.Dropout != 0 || max(g.D, g.Dv) < s.from || max(g.D, g.Dv) > s.to) {
+	if s.plain && (g.Softcap != 0 || g.Slopes != nil || g.Mask != nil || g.Dropout != 0 || max(g.D, g.Dv) < s.from ||
+		max(g.D, g.Dv) > s.to) {
 		return false
 	}
 	return !s.tiled || d == tensor.BF16 && g.D%16 == 0 && g.Dv%16 == 0

@@ -20,7 +20,8 @@ type convInput struct {
 
 func newConvInput(d tensor.DType, g *ref.Conv1d, before bool) convInput {
 	r := seeded(43, g.T(), g.C, g.Width)
-	x := convInput{d: d, x: normalAs(d, r, g.T()*g.C), w: normalAs(d, r, g.C*g.Width), dy: normalAs(d, r, g.T()*g.C), dw: normal(r, g.C*g.Width)}
+	x := convInput{d: d, x: normalAs(d, r, g.T()*g.C), w: normalAs(d, r, g.C*g.Width), dy: normalAs(d, r, g.T()*g.C),
+		dw: normal(r, g.C*g.Width)}
 	if before {
 		x.before = normalAs(d, r, (g.Width-1)*g.C)
 	}
@@ -30,7 +31,8 @@ func newConvInput(d tensor.DType, g *ref.Conv1d, before bool) convInput {
 // convArgs returns the arguments of the forward operation, which the backward operation has as
 // well.
 func (b *bench) convArgs(g *ref.Conv1d, x convInput, l layout) device.Conv1d {
-	a := device.Conv1d{X: b.in("x", x.d, l, x.x, g.T(), g.C).Tensor, W: b.in("w", x.d, shifted, x.w, g.C, g.Width).Tensor, Cu: g.Cu}
+	a := device.Conv1d{X: b.in("x", x.d, l, x.x, g.T(), g.C).Tensor,
+		W: b.in("w", x.d, shifted, x.w, g.C, g.Width).Tensor, Cu: g.Cu}
 	if x.before != nil {
 		a.Before = b.in("before", x.d, padded, x.before, g.Width-1, g.C).Tensor
 	}
@@ -73,9 +75,12 @@ func testConv1d(s *suite) {
 		channels, width int64
 		lengths         []int64
 	}{
-		{1, 1, []int64{1}}, {3, 2, []int64{7}}, {17, 4, []int64{1, 1, 1}}, {64, 4, []int64{100}}, {65, 4, []int64{0, 3, 0, 64, 1, 0}}, {257, 3, []int64{33}},
-		{33, 5, []int64{2, 5, 1, 4}}, {5, 9, []int64{10, 3}}, {300, 4, []int64{70, 1}}, {7, 4, nil}, {7, 4, []int64{0}}, {0, 4, []int64{3}}, {20, 4, []int64{1500}},
-		{s.long(40, 9), 70, []int64{3, s.long(200, 90)}}, {16, 3, []int64{64, 65, 63}}, {600, 4, []int64{9}}, {130, 1, []int64{40, 3}},
+		{1, 1, []int64{1}}, {3, 2, []int64{7}}, {17, 4, []int64{1, 1, 1}}, {64, 4, []int64{100}},
+		{65, 4, []int64{0, 3, 0, 64, 1, 0}}, {257, 3, []int64{33}},
+		{33, 5, []int64{2, 5, 1, 4}}, {5, 9, []int64{10, 3}}, {300, 4, []int64{70, 1}}, {7, 4, nil}, {7, 4, []int64{0}},
+		{0, 4, []int64{3}}, {20, 4, []int64{1500}},
+		{s.long(40, 9), 70, []int64{3, s.long(200, 90)}}, {16, 3, []int64{64, 65, 63}}, {600, 4, []int64{9}},
+		{130, 1, []int64{40, 3}},
 		{9, 4, many}, {5, 3, many},
 	} {
 		g := &ref.Conv1d{C: c.channels, Width: c.width, Cu: bounds(c.lengths...)}
@@ -102,7 +107,8 @@ func (s *suite) convCase(d tensor.DType, suffix string, g *ref.Conv1d, l layout,
 	dw, dw32 := slices.Clone(x.dw), f(x.dw)
 	dx, dbefore := ref.Conv1dBackward(g, x.x, x.w, x.before, x.dy, dw)
 	dx32, dbefore32 := ref.Conv1dBackward(g, f(x.x), f(x.w), before32, f(x.dy), dw32)
-	forward := []want{both("y", ref.Conv1dForward(g, x.x, x.w, x.before), ref.Conv1dForward(g, f(x.x), f(x.w), before32)).as(d)}
+	forward := []want{both("y", ref.Conv1dForward(g, x.x, x.w, x.before),
+		ref.Conv1dForward(g, f(x.x), f(x.w), before32)).as(d)}
 	backward := []want{both("dx", dx, dx32).as(d), both("dw", dw, dw32), both("dbefore", dbefore, dbefore32).as(d)}
 	for i := range backward { // sum, exponential, quotient, the two factors of silu', product
 		backward[i].chain = 6 * ulp
@@ -111,7 +117,9 @@ func (s *suite) convCase(d tensor.DType, suffix string, g *ref.Conv1d, l layout,
 	name := fmt.Sprintf("%d channels, width %d, %v %v, before %v%s", g.C, g.Width, listed(g.Cu), l, before, suffix)
 	s.check(name, forward, func(b *bench) ([]*array, error) { return b.conv(g, x, l) })
 	s.check(name+" backward", backward, func(b *bench) ([]*array, error) { return b.convGrad(g, x, l, false, true) })
-	s.check(name+" backward in place", backward[:2], func(b *bench) ([]*array, error) { return b.convGrad(g, x, l, true, false) })
+	s.check(name+" backward in place", backward[:2], func(b *bench) ([]*array, error) {
+		return b.convGrad(g, x, l, true, false)
+	})
 }
 
 // growth returns how many times larger than the sum its largest term is: the relative error of the
@@ -154,10 +162,12 @@ func (s *suite) channelsAlone(t *testing.T, d tensor.DType) {
 			lo, n := part[0], part[1]-part[0]
 			sub := &ref.Conv1d{C: n, Width: width, Cu: g.Cu}
 			cut := func(x []float64, of int64) []float64 { return columns(x, g.C*of, lo*of, n*of) }
-			alone := s.convBits(t, sub, convInput{d, cut(x.x, 1), cut(x.w, width), cut(x.before, 1), cut(x.dy, 1), cut(x.dw, width)})
+			alone := s.convBits(t, sub,
+				convInput{d, cut(x.x, 1), cut(x.w, width), cut(x.before, 1), cut(x.dy, 1), cut(x.dw, width)})
 			for i := range alone {
 				if !bytes.Equal(alone[i], columns(all[i], g.C*size[i], lo*size[i], n*size[i])) {
-					t.Errorf("width %d: %s of channels %v alone differs in bits from the run of %d channels", width, convResults[i], part, g.C)
+					t.Errorf("width %d: %s of channels %v alone differs in bits from the run of %d channels", width,
+						convResults[i], part, g.C)
 				}
 			}
 		}

@@ -28,7 +28,8 @@ func testCopy(s *suite) {
 	}
 	// Copies of a reshard, and transposes of matrices in both directions.
 	for _, d := range []tensor.DType{tensor.F32, tensor.BF16} {
-		for _, shape := range [][]int64{{4, 257, 64}, {257, 3, 33}, {2, 2100, 80}, {1, 17, 128}, {700, 1, 200}, {65, 9, 1}} {
+		for _, shape := range [][]int64{{4, 257, 64}, {257, 3, 33}, {2, 2100, 80}, {1, 17, 128}, {700, 1, 200},
+			{65, 9, 1}} {
 			s.copyCase(d, shape, dense, headMajor)
 			s.copyCase(d, shape, headMajor, dense)
 		}
@@ -44,12 +45,13 @@ func testCopy(s *suite) {
 		s.copyCase(d, []int64{2, 0, 3}, dense, dense)
 		s.copyCase(d, nil, dense, dense)
 	}
-	s.check("broadcast", []want{{name: "dst", ref: []float64{1, 2, 3, 1, 2, 3}, exact: true}}, func(b *bench) ([]*array, error) {
-		src, dst := b.in("src", tensor.F32, dense, []float64{1, 2, 3}, 1, 3), b.out("dst", tensor.F32, padded, 2, 3)
-		row := src.Tensor
-		row.Shape[0], row.Stride[0] = 2, 0
-		return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, row)
-	})
+	s.check("broadcast", []want{{name: "dst", ref: []float64{1, 2, 3, 1, 2, 3}, exact: true}},
+		func(b *bench) ([]*array, error) {
+			src, dst := b.in("src", tensor.F32, dense, []float64{1, 2, 3}, 1, 3), b.out("dst", tensor.F32, padded, 2, 3)
+			row := src.Tensor
+			row.Shape[0], row.Stride[0] = 2, 0
+			return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, row)
+		})
 }
 
 func randomLayout(r *rand.Rand, axes int) layout {
@@ -78,13 +80,15 @@ func (s *suite) copyCase(d tensor.DType, shape []int64, from, to layout) {
 
 // testCast converts types, with values that are difficult to round.
 func testCast(s *suite) {
-	special := []float64{0, math.Copysign(0, -1), 1, -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e-40, -1e-45, 3.3e38, math.MaxFloat32,
+	special := []float64{0, math.Copysign(0, -1), 1, -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e-40, -1e-45, 3.3e38,
+		math.MaxFloat32,
 		// NaNs of all ones, which overflow if rounded up
 		math.Float64frombits(1<<63 - 1), math.Float64frombits(1<<64 - 1),
 		1 + 1.0/256, 1 + 3.0/256, 1 + 1.0/256 + ulp, -1 - 1.0/256, 1e-39, 65504, 1e30}
 	const f16Bits = 1 << 16
 	for _, c := range []struct{ from, to tensor.DType }{
-		{tensor.F32, tensor.BF16}, {tensor.BF16, tensor.F32}, {tensor.F32, tensor.F64}, {tensor.F64, tensor.F32}, {tensor.F16, tensor.F32},
+		{tensor.F32, tensor.BF16}, {tensor.BF16, tensor.F32}, {tensor.F32, tensor.F64}, {tensor.F64, tensor.F32},
+		{tensor.F16, tensor.F32},
 	} {
 		for _, n := range []int64{1, 3, 17, 64, 257, 70001} {
 			for _, l := range []layout{dense, shifted, {inner: 2, shift: 1}} {
@@ -130,9 +134,10 @@ func testCast(s *suite) {
 				y[i] = float64(tensor.F16ToF32(uint16(v)))
 			}
 		}
-		s.check(fmt.Sprintf("%v to %v, moved", c.from, c.to), []want{{name: "dst", ref: y, exact: true}}, func(b *bench) ([]*array, error) {
-			src, dst := b.in("src", c.from, padded, x, 5, 7, 33), b.out("dst", c.to, headMajor, 5, 7, 33)
-			return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, src.Tensor)
-		})
+		s.check(fmt.Sprintf("%v to %v, moved", c.from, c.to), []want{{name: "dst", ref: y, exact: true}},
+			func(b *bench) ([]*array, error) {
+				src, dst := b.in("src", c.from, padded, x, 5, 7, 33), b.out("dst", c.to, headMajor, 5, 7, 33)
+				return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, src.Tensor)
+			})
 	}
 }

@@ -54,7 +54,8 @@ var betaKinds = []struct {
 }
 
 func (c *deltaCase) String() string {
-	s := fmt.Sprintf("%d of %d heads, D %d %d, %v, key heads %v, chunk %d, states %d in %d out", c.Hv, c.Hk, c.Dk, c.Dv, listed(c.Cu), c.KeyHead, c.chunk, c.In, c.Out)
+	s := fmt.Sprintf("%d of %d heads, D %d %d, %v, key heads %v, chunk %d, states %d in %d out", c.Hv, c.Hk, c.Dk, c.Dv,
+		listed(c.Cu), c.KeyHead, c.chunk, c.In, c.Out)
 	if c.L2Norm {
 		s += ", normal"
 	}
@@ -86,8 +87,9 @@ type deltaInput struct {
 // them: otherwise states would grow without bound.
 func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	n, states := c.T(), c.Hv*c.Dk*c.Dv
-	x := deltaInput{d: d, q: normalAs(d, r, n*c.Hk*c.Dk), k: normal(r, n*c.Hk*c.Dk), v: normalAs(d, r, n*c.Hv*c.Dv), g: make([]float64, n*c.Hv), beta: make([]float64, n*c.Hv),
-		in: normal(r, c.In*states), dout: normalAs(d, r, n*c.Hv*c.Dv), dlast: normal(r, c.Out*states)}
+	x := deltaInput{d: d, q: normalAs(d, r, n*c.Hk*c.Dk), k: normal(r, n*c.Hk*c.Dk), v: normalAs(d, r, n*c.Hv*c.Dv),
+		g: make([]float64, n*c.Hv), beta: make([]float64, n*c.Hv), in: normal(r, c.In*states),
+		dout: normalAs(d, r, n*c.Hv*c.Dv), dlast: normal(r, c.Out*states)}
 	for i := c.Hk * c.Dk; i < int64(len(x.k)) && c.similar; i++ {
 		x.k[i] = x.k[i%(c.Hk*c.Dk)] + 0.03*x.k[i]
 	}
@@ -100,7 +102,8 @@ func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	}
 	x.k = rounded(d, x.k)
 	for i := range x.g {
-		x.g[i], x.beta[i] = float64(float32(decayKinds[c.decay].g(r, int64(i)%c.Hv))), float64(float32(betaKinds[c.beta].beta(r)))
+		x.g[i], x.beta[i] = float64(float32(decayKinds[c.decay].g(r, int64(i)%c.Hv))),
+			float64(float32(betaKinds[c.beta].beta(r)))
 	}
 	return x
 }
@@ -114,9 +117,12 @@ var tokensLast = layout{order: []int{1, 0}, gap: 1, shift: 1} // [T, H] as [H, T
 // deltaArgs allocates what both directions read, and Saved if a backward call follows.
 func (b *bench) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) *device.GatedDelta {
 	n := c.T()
-	a := &device.GatedDelta{Q: b.in("q", x.d, l.q, x.q, n, c.Hk, c.Dk).Tensor, K: b.in("k", x.d, l.k, x.k, n, c.Hk, c.Dk).Tensor, V: b.in("v", x.d, l.v, x.v, n, c.Hv, c.Dv).Tensor,
-		G: b.in("g", tensor.F32, tokensLast, x.g, n, c.Hv).Tensor, Beta: b.in("beta", tensor.F32, layout{inner: 2, gap: 3}, x.beta, n, c.Hv).Tensor,
-		Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk, Panel: c.panel, Deterministic: c.alone}
+	a := &device.GatedDelta{Q: b.in("q", x.d, l.q, x.q, n, c.Hk, c.Dk).Tensor,
+		K: b.in("k", x.d, l.k, x.k, n, c.Hk, c.Dk).Tensor, V: b.in("v", x.d, l.v, x.v, n, c.Hv, c.Dv).Tensor,
+		G:    b.in("g", tensor.F32, tokensLast, x.g, n, c.Hv).Tensor,
+		Beta: b.in("beta", tensor.F32, layout{inner: 2, gap: 3}, x.beta, n, c.Hv).Tensor,
+		Cu:   c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk, Panel: c.panel,
+		Deterministic: c.alone}
 	if c.In > 0 || c.perHead { // a state of 0 documents is the same as nil
 		a.StateIn = b.in("state in", tensor.F32, dense, x.in, c.In, c.Hv, c.Dk, c.Dv).Tensor
 	}
@@ -129,14 +135,16 @@ func (b *bench) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool
 // deltaGrad allocates the results, and what only backward reads. The results are, forward, out and
 // the states if there are any; backward, dq, dk, dv, dg, dbeta and the states' gradients if there
 // are any.
-func (b *bench) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array, y *device.GatedDeltaGrad, backward []*array) {
+func (b *bench) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array,
+	y *device.GatedDeltaGrad, backward []*array) {
 	n, keys := c.T(), c.Hk
 	if c.perHead {
 		keys = c.Hv
 	}
 	out := b.out("out", x.d, l.v, n, c.Hv, c.Dv)
 	forward, a.Out = []*array{out}, out.Tensor
-	dq, dk, dv := b.out("dq", x.d, l.k, n, keys, c.Dk), b.out("dk", x.d, l.q, n, keys, c.Dk), b.out("dv", x.d, l.v, n, c.Hv, c.Dv)
+	dq, dk, dv := b.out("dq", x.d, l.k, n, keys, c.Dk), b.out("dk", x.d, l.q, n, keys, c.Dk),
+		b.out("dv", x.d, l.v, n, c.Hv, c.Dv)
 	dg, dbeta := b.out("dg", tensor.F32, padded, n, c.Hv), b.out("dbeta", tensor.F32, tokensLast, n, c.Hv)
 	backward = []*array{dq, dk, dv, dg, dbeta}
 	y = &device.GatedDeltaGrad{DOut: b.in("dout", x.d, l.v, x.dout, n, c.Hv, c.Dv).Tensor,
@@ -183,7 +191,8 @@ func (c *deltaCase) names() []string {
 // and may be exact by chance in small cases. Therefore there are three in BF16, with v, dout and
 // the states times a factor each, by which their results are divided: `powers` has the powers of
 // the factor in the results.
-func (c *deltaCase) plain(d tensor.DType, refs [][]float64, powers []int, f func(g *ref.GatedDelta, by float32) [][]float32) [][]float64 {
+func (c *deltaCase) plain(d tensor.DType, refs [][]float64, powers []int,
+	f func(g *ref.GatedDelta, by float32) [][]float32) [][]float64 {
 	g, factors := c.GatedDelta, []float32{1}
 	if d == tensor.BF16 {
 		g.Keep = func(v float64) float64 { return float64(tensor.BF16ToF32(tensor.F32ToBF16(float32(v)))) }
@@ -284,9 +293,11 @@ func deltaCases() []deltaCase {
 	var cases []deltaCase
 	add := func(c deltaCase) { cases = append(cases, c) }
 	// head sizes
-	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100}, {128, 128}, {100, 5}, {33, 17}} {
+	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100},
+		{128, 128}, {100, 5}, {33, 17}} {
 		n := []int64{35, 66, 20}[i%3]
-		add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + int64(i%3), Dk: d[0], Dv: d[1], Cu: one(n), L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
+		add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + int64(i%3), Dk: d[0], Dv: d[1], Cu: one(n),
+			L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 256, Dv: 256, Cu: one(18), L2Norm: true, In: 1, Out: 1}})
 	small := func(cu []int64, in, out int64) ref.GatedDelta {
@@ -296,25 +307,30 @@ func deltaCases() []deltaCase {
 	for i, n := range []int64{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200} {
 		add(deltaCase{GatedDelta: small(one(n), int64(i%2), int64(1-i%2)), chunk: []int64{0, 16, 64}[i%3]})
 	}
-	for i, cu := range [][]int64{bounds(1, 1, 1), bounds(1, 0, 1, 0, 0, 1), bounds(15, 16, 17), bounds(63, 64, 65), bounds(0, 33), bounds(5, 1, 0, 64, 33, 1, 1, 20, 0), bounds(0), {0}, bounds(0, 0, 0)} {
+	for i, cu := range [][]int64{bounds(1, 1, 1), bounds(1, 0, 1, 0, 0, 1), bounds(15, 16, 17), bounds(63, 64, 65),
+		bounds(0, 33), bounds(5, 1, 0, 64, 33, 1, 1, 20, 0), bounds(0), {0}, bounds(0, 0, 0)} {
 		n := int64(len(cu)) - 1
 		for _, states := range [][2]int64{{0, 0}, {min(1, n), min(1, n)}, {n, n}, {0, n}, {min(2, n), 0}} {
-			add(deltaCase{GatedDelta: small(cu, states[0], states[1]), chunk: []int64{64, 0, 16}[i%3], perHead: i%2 == 0})
+			add(deltaCase{GatedDelta: small(cu, states[0], states[1]), chunk: []int64{64, 0, 16}[i%3],
+				perHead: i%2 == 0})
 		}
 	}
 	// few heads and long documents: a GPU may divide them into segments
 	for i, cu := range [][]int64{one(400), bounds(250, 3, 120), bounds(5, 330, 0, 90, 17), bounds(40, 40, 40, 300)} {
 		n := int64(len(cu)) - 1
 		for hv := range int64(3) {
-			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + hv, Dk: 16 + 20*hv, Dv: 16, Cu: cu, L2Norm: true, In: n * (hv % 2), Out: n}, chunk: 16, panel: []int64{0, 80, 1}[(i+int(hv))%3], perHead: i%2 == 0})
+			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + hv, Dk: 16 + 20*hv, Dv: 16, Cu: cu, L2Norm: true,
+				In: n * (hv % 2), Out: n}, chunk: 16, panel: []int64{0, 80, 1}[(i+int(hv))%3], perHead: i%2 == 0})
 		}
 	}
-	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 128, Dv: 64, Cu: bounds(700, 100), L2Norm: true, In: 2, Out: 2}})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 128, Dv: 64, Cu: bounds(700, 100), L2Norm: true, In: 2,
+		Out: 2}})
 	many := make([]int64, 60) // documents
 	for i := range many {
 		many[i] = int64(i % 4)
 	}
-	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 6, Dv: 5, Cu: bounds(many...), L2Norm: true, In: 60, Out: 60}})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 6, Dv: 5, Cu: bounds(many...), L2Norm: true, In: 60,
+		Out: 60}})
 	for decay := range decayKinds { // and betas, with and without a state before
 		for beta := range betaKinds {
 			for _, in := range []int64{0, 1} {
@@ -324,17 +340,22 @@ func deltaCases() []deltaCase {
 			}
 		}
 	}
-	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 64, Dv: 64, Cu: one(130), L2Norm: true, In: 1, Out: 1}, decay: 4})
-	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 64, Dv: 64, Cu: one(130), In: 1, Out: 1}, decay: 1, beta: 2})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 64, Dv: 64, Cu: one(130), L2Norm: true, In: 1, Out: 1},
+		decay: 4})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 64, Dv: 64, Cu: one(130), In: 1, Out: 1}, decay: 1,
+		beta: 2})
 	for _, perHead := range []bool{false, true} { // value heads of a key head
 		for _, heads := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {2}, {}} {
-			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 4, Hv: int64(len(heads)), Dk: 20, Dv: 12, Cu: bounds(40, 7), KeyHead: heads, L2Norm: true, In: 1, Out: 1}, perHead: perHead})
+			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 4, Hv: int64(len(heads)), Dk: 20, Dv: 12, Cu: bounds(40, 7),
+				KeyHead: heads, L2Norm: true, In: 1, Out: 1}, perHead: perHead})
 		}
 		for _, heads := range [][2]int64{{2, 2}, {2, 4}, {2, 6}} {
-			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: heads[0], Hv: heads[1], Dk: 12, Dv: 20, Cu: bounds(40, 7), L2Norm: perHead, In: 2, Out: 1}, perHead: perHead})
+			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: heads[0], Hv: heads[1], Dk: 12, Dv: 20, Cu: bounds(40, 7),
+				L2Norm: perHead, In: 2, Out: 1}, perHead: perHead})
 		}
 	}
-	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 64, Dv: 64, Cu: bounds(130, 48), L2Norm: true, In: 1, Out: 1}, decay: 1, similar: true})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 64, Dv: 64, Cu: bounds(130, 48), L2Norm: true, In: 1,
+		Out: 1}, decay: 1, similar: true})
 	for i := range cases {
 		cases[i].Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(cases[i].Dk))
 	}
@@ -343,7 +364,8 @@ func deltaCases() []deltaCase {
 
 func testGatedDelta(s *suite) {
 	for i, c := range deltaCases() {
-		l := []deltaLayouts{{headMajor, padded, headMajor}, {dense, dense, padded}, {padded, headMajor, dense}, {shifted, shifted, shifted}}[i%4]
+		l := []deltaLayouts{{headMajor, padded, headMajor}, {dense, dense, padded}, {padded, headMajor, dense},
+			{shifted, shifted, shifted}}[i%4]
 		s.typed(func(d tensor.DType, suffix string) {
 			s.deltaCase(d, fmt.Sprint(&c, suffix), &c, l)
 		})

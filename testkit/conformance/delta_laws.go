@@ -17,11 +17,16 @@ func testDeltaLaws(s *suite) {
 			name string
 			test func(*testing.T, tensor.DType)
 		}{
-			{"gates of a head are independent of the others", s.gatesAlone}, {"a channel is independent of the others", s.channelsAlone},
-			{"a convolution is independent of other documents", s.convDocuments}, {"a value head is independent of the others", s.valueHeadsAlone},
-			{"gradients of key heads are sums over value heads", s.keyHeadSums}, {"the rule is independent of other documents", s.deltaDocuments},
-			{"the rule in another layout has the same bits", s.deltaLayoutsAgree}, {"no token of the rule sees the future", s.deltaCausality},
-			{"NaN in the rule shows, in its document and heads alone", s.deltaNaN}, {"sizes without documents are bounds", s.deltaSizes},
+			{"gates of a head are independent of the others", s.gatesAlone},
+			{"a channel is independent of the others", s.channelsAlone},
+			{"a convolution is independent of other documents", s.convDocuments},
+			{"a value head is independent of the others", s.valueHeadsAlone},
+			{"gradients of key heads are sums over value heads", s.keyHeadSums},
+			{"the rule is independent of other documents", s.deltaDocuments},
+			{"the rule in another layout has the same bits", s.deltaLayoutsAgree},
+			{"no token of the rule sees the future", s.deltaCausality},
+			{"NaN in the rule shows, in its document and heads alone", s.deltaNaN},
+			{"sizes without documents are bounds", s.deltaSizes},
 		} {
 			s.t.Run(law.name+suffix, func(t *testing.T) { law.test(t, d) })
 		}
@@ -31,9 +36,12 @@ func testDeltaLaws(s *suite) {
 // lawCases have value heads in uneven groups, and several documents.
 func lawCases() []deltaCase {
 	return []deltaCase{
-		{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 5, Dk: 16, Dv: 33, Cu: bounds(20, 0, 1, 70), KeyHead: []int64{0, 0, 1, 2, 2}, L2Norm: true, Scale: 0.3, In: 2, Out: 3}},
-		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 64, Dv: 16, Cu: bounds(65, 3), Scale: 0.2, In: 2, Out: 2}, chunk: 16},
-		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: bounds(110, 30), L2Norm: true, Scale: 0.3, In: 2, Out: 2}, chunk: 16},
+		{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 5, Dk: 16, Dv: 33, Cu: bounds(20, 0, 1, 70),
+			KeyHead: []int64{0, 0, 1, 2, 2}, L2Norm: true, Scale: 0.3, In: 2, Out: 3}},
+		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 64, Dv: 16, Cu: bounds(65, 3), Scale: 0.2, In: 2, Out: 2},
+			chunk: 16},
+		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: bounds(110, 30), L2Norm: true, Scale: 0.3, In: 2,
+			Out: 2}, chunk: 16},
 	}
 }
 
@@ -44,7 +52,8 @@ func (s *suite) deltaBits(t *testing.T, c *deltaCase, x deltaInput, l layout) []
 // heads returns the bits of a range of value heads (axis 1) in a result with outer indices of axis
 // 0. bytes is the size of one head at one index.
 func (c *deltaCase) heads(bits []byte, result string, d tensor.DType, lo, n int64) []byte {
-	width := map[string]int64{"out": d.Size() * c.Dv, "dv": d.Size() * c.Dv, "dq": d.Size() * c.Dk, "dk": d.Size() * c.Dk, "dg": 4, "dbeta": 4}[result]
+	width := map[string]int64{"out": d.Size() * c.Dv, "dv": d.Size() * c.Dv, "dq": d.Size() * c.Dk,
+		"dk": d.Size() * c.Dk, "dg": 4, "dbeta": 4}[result]
 	if width == 0 { // states
 		width = 4 * c.Dk * c.Dv
 	}
@@ -67,11 +76,13 @@ func (s *suite) valueHeadsAlone(t *testing.T, d tensor.DType) {
 			sub.Hk, sub.Hv, sub.KeyHead = 1, n, nil
 			values := func(x []float64, width int64) []float64 { return columns(x, c.Hv*width, h*width, n*width) }
 			keys := func(x []float64) []float64 { return columns(x, c.Hk*c.Dk, key*c.Dk, c.Dk) }
-			alone := s.deltaBits(t, &sub, deltaInput{d, keys(x.q), keys(x.k), values(x.v, c.Dv), values(x.g, 1), values(x.beta, 1),
-				values(x.in, c.Dk*c.Dv), values(x.dout, c.Dv), values(x.dlast, c.Dk*c.Dv)}, dense)
+			alone := s.deltaBits(t, &sub,
+				deltaInput{d, keys(x.q), keys(x.k), values(x.v, c.Dv), values(x.g, 1), values(x.beta, 1),
+					values(x.in, c.Dk*c.Dv), values(x.dout, c.Dv), values(x.dlast, c.Dk*c.Dv)}, dense)
 			for i, name := range c.names() {
 				if !bytes.Equal(c.heads(all[i], name, d, h, n), alone[i]) {
-					t.Errorf("%s of %d value heads from %d alone differs in bits from the run of %d heads (D %d %d)", name, n, h, c.Hv, c.Dk, c.Dv)
+					t.Errorf("%s of %d value heads from %d alone differs in bits from the run of %d heads (D %d %d)",
+						name, n, h, c.Hv, c.Dk, c.Dv)
 				}
 			}
 		}
@@ -116,8 +127,9 @@ func (s *suite) deltaDocuments(t *testing.T, d tensor.DType) {
 			sub.Cu, sub.In, sub.Out = one(hi-lo), 1, 1
 			rows := func(x []float64, width int64) []float64 { return x[lo*width : hi*width] }
 			state := func(x []float64) []float64 { return x[i*c.Hv*c.Dk*c.Dv:][:c.Hv*c.Dk*c.Dv] }
-			alone := s.deltaBits(t, &sub, deltaInput{d, rows(x.q, c.Hk*c.Dk), rows(x.k, c.Hk*c.Dk), rows(x.v, c.Hv*c.Dv), rows(x.g, c.Hv), rows(x.beta, c.Hv),
-				state(x.in), rows(x.dout, c.Hv*c.Dv), state(x.dlast)}, dense)
+			alone := s.deltaBits(t, &sub,
+				deltaInput{d, rows(x.q, c.Hk*c.Dk), rows(x.k, c.Hk*c.Dk), rows(x.v, c.Hv*c.Dv), rows(x.g, c.Hv),
+					rows(x.beta, c.Hv), state(x.in), rows(x.dout, c.Hv*c.Dv), state(x.dlast)}, dense)
 			for j, name := range c.names() {
 				n := int64(len(packed[j]))
 				from, to := n/c.T()*lo, n/c.T()*hi
@@ -180,7 +192,8 @@ func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 		}
 		for _, token := range tokens {
 			y, z := x, x
-			y.q, y.k, y.v = changed(x.q, c.Hk*c.Dk, token), changed(x.k, c.Hk*c.Dk, token), changed(x.v, c.Hv*c.Dv, token)
+			y.q, y.k, y.v = changed(x.q, c.Hk*c.Dk, token), changed(x.k, c.Hk*c.Dk, token),
+				changed(x.v, c.Hv*c.Dv, token)
 			z.dout = changed(x.dout, c.Hv*c.Dv, token)
 			forward, backward := s.deltaBits(t, &c, y, headMajor), s.deltaBits(t, &c, z, headMajor)
 			row := int64(len(before[0])) / n
@@ -207,15 +220,17 @@ func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 // where the reference has it. NaN may spread within the document and the value heads of a key head,
 // because whole chunks are multiplied, but no further.
 func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
-	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 16, Dv: 16, Cu: bounds(20, 70, 5), L2Norm: true, Scale: 0.3, In: 3, Out: 3}, perHead: true}
+	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 16, Dv: 16, Cu: bounds(20, 70, 5), L2Norm: true,
+		Scale: 0.3, In: 3, Out: 3}, perHead: true}
 	g := &c.GatedDelta
 	const token = 60 // of document 1
 	for input, name := range []string{"q", "k", "v", "g", "beta", "dout", "state in", "dstate out"} {
 		x := newDeltaInput(d, &c, seeded(58))
 		state := c.Hv * c.Dk * c.Dv
 		x.in, x.dlast = slices.Clone(x.in), slices.Clone(x.dlast)
-		[][]float64{x.q, x.k, x.v, x.g, x.beta, x.dout, x.in, x.dlast}[input][[]int64{token*2*16 + 16 + 3, token*2*16 + 16 + 3, (token*4+2)*16 + 5, token*4 + 2, token*4 + 2,
-			(token*4+2)*16 + 5, state + 2*c.Dk*c.Dv + 7, state + 2*c.Dk*c.Dv + 7}[input]] = math.NaN()
+		[][]float64{x.q, x.k, x.v, x.g, x.beta, x.dout, x.in,
+			x.dlast}[input][[]int64{token*2*16 + 16 + 3, token*2*16 + 16 + 3, (token*4+2)*16 + 5, token*4 + 2,
+			token*4 + 2, (token*4+2)*16 + 5, state + 2*c.Dk*c.Dv + 7, state + 2*c.Dk*c.Dv + 7}[input]] = math.NaN()
 		out, last := ref.GatedDeltaForward(g, x.q, x.k, x.v, x.g, x.beta, x.in)
 		y := ref.GatedDeltaBackward(g, x.q, x.k, x.v, x.g, x.beta, x.in, x.dout, x.dlast)
 		b := newBench(t, s.one)
@@ -232,7 +247,8 @@ func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 			for at, v := range want {
 				row, head := int64(at)/width, int64(at)%width/(width/c.Hv)
 				if math.IsNaN(v) && !math.IsNaN(got[at]) || math.IsNaN(got[at]) && !(of(row) && head >= 2) {
-					t.Errorf("NaN in %s: token %d, head %d of %s is %v, want %v", name, row, head, c.names()[i], got[at], v)
+					t.Errorf("NaN in %s: token %d, head %d of %s is %v, want %v", name, row, head, c.names()[i],
+						got[at], v)
 					break
 				}
 			}
@@ -245,15 +261,18 @@ func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 func (s *suite) deltaSizes(t *testing.T, d tensor.DType) {
 	b := newBench(t, s.one)
 	defer b.close()
-	for _, cu := range [][]int64{one(130), bounds(65, 65), bounds(1, 0, 64, 65, 0), bounds(slices.Repeat([]int64{1, 1, 0}, 44)[:130]...), one(0)} {
+	for _, cu := range [][]int64{one(130), bounds(65, 65), bounds(1, 0, 64, 65, 0),
+		bounds(slices.Repeat([]int64{1, 1, 0}, 44)[:130]...), one(0)} {
 		for _, chunk := range []int64{0, 16, 64} {
-			c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 20, Cu: cu, Scale: 1, In: 1, Out: 1}, chunk: chunk}
+			c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 20, Cu: cu, Scale: 1, In: 1, Out: 1},
+				chunk: chunk}
 			a := b.deltaArgs(&c, newDeltaInput(d, &c, seeded(59)), deltaLayouts{}, false)
 			a.Out = a.V
 			some := b.dev.GatedDeltaSizes(a)
 			a.Cu = nil
 			any := b.dev.GatedDeltaSizes(a)
-			if any.Saved < some.Saved || any.Forward < some.Forward || any.Backward < some.Backward || any.State < some.State {
+			if any.Saved < some.Saved || any.Forward < some.Forward || any.Backward < some.Backward ||
+				any.State < some.State {
 				t.Errorf("%v, chunk %d: the sizes for any documents are %+v, for these %+v", cu, chunk, any, some)
 			}
 		}

@@ -22,10 +22,13 @@ func testDeltaRefusals(s *suite) {
 	short := func(t *tensor.Tensor) { t.Shape[0]-- }
 	const tokens, keys, heads, dk, dv = 5, 1, 2, 4, 6
 	rule := func() *device.GatedDeltaGrad {
-		y := &device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Q: f(tokens, keys, dk), K: f(tokens, keys, dk), V: f(tokens, heads, dv), Out: f(tokens, heads, dv),
-			G: f(tokens, heads), Beta: f(tokens, heads), Cu: bounds(2, 3), Scale: 1, StateIn: f(1, heads, dk, dv), StateOut: f(2, heads, dk, dv)},
-			DOut: f(tokens, heads, dv), DStateOut: f(2, heads, dk, dv), DQ: f(tokens, keys, dk), DK: f(tokens, keys, dk), DV: f(tokens, heads, dv),
-			DG: f(tokens, heads), DBeta: f(tokens, heads), DStateIn: f(1, heads, dk, dv)}
+		y := &device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Q: f(tokens, keys, dk), K: f(tokens, keys, dk),
+			V: f(tokens, heads, dv), Out: f(tokens, heads, dv), G: f(tokens, heads), Beta: f(tokens, heads),
+			Cu: bounds(2, 3), Scale: 1, StateIn: f(1, heads, dk, dv),
+			StateOut: f(2, heads, dk, dv)},
+			DOut: f(tokens, heads, dv), DStateOut: f(2, heads, dk, dv), DQ: f(tokens, keys, dk),
+			DK: f(tokens, keys, dk), DV: f(tokens, heads, dv), DG: f(tokens, heads), DBeta: f(tokens, heads),
+			DStateIn: f(1, heads, dk, dv)}
 		sizes := b.dev.GatedDeltaSizes(&y.GatedDelta)
 		y.Saved, y.Workspace = as(tensor.U8, sizes.Saved), as(tensor.U8, max(sizes.Forward, sizes.Backward))
 		return y
@@ -42,7 +45,9 @@ func testDeltaRefusals(s *suite) {
 		"v of two axes":              func(y *device.GatedDeltaGrad) { y.V = f(tokens, heads) },
 		"v whose last axis has gaps": func(y *device.GatedDeltaGrad) { y.V = strided(tokens, heads, dv) },
 		"k whose last axis has gaps": func(y *device.GatedDeltaGrad) { y.K = strided(tokens, keys, dk) },
-		"keys of size 0":             func(y *device.GatedDeltaGrad) { y.Q, y.K = f(tokens, keys, 0), f(tokens, keys, 0) },
+		"keys of size 0": func(y *device.GatedDeltaGrad) {
+			y.Q, y.K = f(tokens, keys, 0), f(tokens, keys, 0)
+		},
 		"value heads no multiple":    func(y *device.GatedDeltaGrad) { y.Q, y.K = f(tokens, 3, dk), f(tokens, 3, dk) },
 		"no key heads":               func(y *device.GatedDeltaGrad) { y.Q, y.K = f(tokens, 0, dk), f(tokens, 0, dk) },
 		"no such key head":           func(y *device.GatedDeltaGrad) { y.KeyHead = []int64{0, 1} },
@@ -58,12 +63,14 @@ func testDeltaRefusals(s *suite) {
 		"documents missing":            func(y *device.GatedDeltaGrad) { y.Cu = []int64{} },
 		"states of too many documents": func(y *device.GatedDeltaGrad) { y.StateIn = f(3, heads, dk, dv) },
 		"states of other heads":        func(y *device.GatedDeltaGrad) { y.StateIn = f(1, 1, dk, dv) },
-		"states in BF16":               func(y *device.GatedDeltaGrad) { y.StateIn = as(tensor.BF16, 1, heads, dk, dv) },
-		"states with gaps":             func(y *device.GatedDeltaGrad) { y.StateIn = strided(1, heads, dk, dv) },
-		"a workspace too small":        func(y *device.GatedDeltaGrad) { y.Workspace.Shape[0] = 8 },
-		"no workspace":                 func(y *device.GatedDeltaGrad) { y.Workspace = tensor.Tensor{} },
-		"saved memory too small":       func(y *device.GatedDeltaGrad) { y.Saved.Shape[0] = 8 },
-		"a workspace of another type":  func(y *device.GatedDeltaGrad) { y.Workspace = f(y.Workspace.Shape[0]) },
+		"states in BF16": func(y *device.GatedDeltaGrad) {
+			y.StateIn = as(tensor.BF16, 1, heads, dk, dv)
+		},
+		"states with gaps":            func(y *device.GatedDeltaGrad) { y.StateIn = strided(1, heads, dk, dv) },
+		"a workspace too small":       func(y *device.GatedDeltaGrad) { y.Workspace.Shape[0] = 8 },
+		"no workspace":                func(y *device.GatedDeltaGrad) { y.Workspace = tensor.Tensor{} },
+		"saved memory too small":      func(y *device.GatedDeltaGrad) { y.Saved.Shape[0] = 8 },
+		"a workspace of another type": func(y *device.GatedDeltaGrad) { y.Workspace = f(y.Workspace.Shape[0]) },
 		"a workspace beside its places": func(y *device.GatedDeltaGrad) {
 			y.Workspace = as(tensor.U8, y.Workspace.Shape[0]+8).Slice(0, 4, y.Workspace.Shape[0]+4)
 		},
@@ -74,27 +81,37 @@ func testDeltaRefusals(s *suite) {
 		"states out of too many":    func(y *device.GatedDeltaGrad) { y.StateOut = f(3, heads, dk, dv) },
 	}
 	backward := map[string]change{
-		"nothing saved":                  func(y *device.GatedDeltaGrad) { y.Saved = tensor.Tensor{} },
-		"dout of fewer tokens":           func(y *device.GatedDeltaGrad) { short(&y.DOut) },
-		"dq of value heads":              func(y *device.GatedDeltaGrad) { y.DQ = f(tokens, heads, dk) },
-		"dk of key heads, for each head": func(y *device.GatedDeltaGrad) { y.PerHead, y.DQ = true, f(tokens, heads, dk) },
-		"dv in BF16":                     func(y *device.GatedDeltaGrad) { y.DV = as(tensor.BF16, tokens, heads, dv) },
-		"dg of fewer tokens":             func(y *device.GatedDeltaGrad) { short(&y.DG) },
-		"dbeta in BF16":                  func(y *device.GatedDeltaGrad) { y.DBeta = as(tensor.BF16, tokens, heads) },
-		"dstate out of other heads":      func(y *device.GatedDeltaGrad) { y.DStateOut = f(2, 1, dk, dv) },
-		"dstate out of too many":         func(y *device.GatedDeltaGrad) { y.DStateOut = f(3, heads, dk, dv) },
-		"dstate in of other documents":   func(y *device.GatedDeltaGrad) { y.DStateIn = f(2, heads, dk, dv) },
-		"dstate in with gaps":            func(y *device.GatedDeltaGrad) { y.DStateIn = strided(1, heads, dk, dv) },
+		"nothing saved":        func(y *device.GatedDeltaGrad) { y.Saved = tensor.Tensor{} },
+		"dout of fewer tokens": func(y *device.GatedDeltaGrad) { short(&y.DOut) },
+		"dq of value heads":    func(y *device.GatedDeltaGrad) { y.DQ = f(tokens, heads, dk) },
+		"dk of key heads, for each head": func(y *device.GatedDeltaGrad) {
+			y.PerHead, y.DQ = true, f(tokens, heads, dk)
+		},
+		"dv in BF16":                   func(y *device.GatedDeltaGrad) { y.DV = as(tensor.BF16, tokens, heads, dv) },
+		"dg of fewer tokens":           func(y *device.GatedDeltaGrad) { short(&y.DG) },
+		"dbeta in BF16":                func(y *device.GatedDeltaGrad) { y.DBeta = as(tensor.BF16, tokens, heads) },
+		"dstate out of other heads":    func(y *device.GatedDeltaGrad) { y.DStateOut = f(2, 1, dk, dv) },
+		"dstate out of too many":       func(y *device.GatedDeltaGrad) { y.DStateOut = f(3, heads, dk, dv) },
+		"dstate in of other documents": func(y *device.GatedDeltaGrad) { y.DStateIn = f(2, heads, dk, dv) },
+		"dstate in with gaps":          func(y *device.GatedDeltaGrad) { y.DStateIn = strided(1, heads, dk, dv) },
 	}
 	tries := map[string]func() error{}
 	for _, m := range []map[string]change{shared, forward} {
 		for name, c := range m {
-			tries["GatedDelta, "+name] = func() error { y := rule(); c(y); return b.dev.GatedDeltaForward(b.stream, &y.GatedDelta) }
+			tries["GatedDelta, "+name] = func() error {
+				y := rule()
+				c(y)
+				return b.dev.GatedDeltaForward(b.stream, &y.GatedDelta)
+			}
 		}
 	}
 	for _, m := range []map[string]change{shared, backward} {
 		for name, c := range m {
-			tries["GatedDelta backward, "+name] = func() error { y := rule(); c(y); return b.dev.GatedDeltaBackward(b.stream, y) }
+			tries["GatedDelta backward, "+name] = func() error {
+				y := rule()
+				c(y)
+				return b.dev.GatedDeltaBackward(b.stream, y)
+			}
 		}
 	}
 	b.stateRefusals(tries, f, as, strided)
@@ -124,9 +141,13 @@ func (b *bench) stateRefusals(tries map[string]func() error, f maker, as makerAs
 	const tokens, heads, dk, dv = 5, 2, 4, 6
 	args := func() (*device.DeltaState, *device.DeltaStateGrad) {
 		q, k, v, g, beta := f(tokens, 1, dk), f(tokens, 1, dk), f(tokens, heads, dv), f(tokens, heads), f(tokens, heads)
-		w := as(tensor.U8, b.dev.GatedDeltaSizes(&device.GatedDelta{Q: q, K: k, V: v, Out: v, G: g, Beta: beta, Cu: one(tokens)}).State)
-		return &device.DeltaState{K: k, V: v, G: g, Beta: beta, State: f(heads, dk, dv), Transition: f(heads, dk, dk), Workspace: w},
-			&device.DeltaStateGrad{Q: q, K: k, G: g, Beta: beta, DOut: v, Scale: 1, DState: f(heads, dk, dv), Workspace: w}
+		w := as(tensor.U8,
+			b.dev.GatedDeltaSizes(&device.GatedDelta{Q: q, K: k, V: v, Out: v, G: g, Beta: beta,
+				Cu: one(tokens)}).State)
+		return &device.DeltaState{K: k, V: v, G: g, Beta: beta, State: f(heads, dk, dv), Transition: f(heads, dk, dk),
+				Workspace: w},
+			&device.DeltaStateGrad{Q: q, K: k, G: g, Beta: beta, DOut: v, Scale: 1, DState: f(heads, dk, dv),
+				Workspace: w}
 	}
 	for name, c := range map[string]func(y *device.DeltaState){
 		"another state":              func(y *device.DeltaState) { y.State = f(heads, dv, dk) },
@@ -170,24 +191,29 @@ func (b *bench) stateRefusals(tries map[string]func() error, f maker, as makerAs
 func (b *bench) convRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
 	const tokens, channels, width = 5, 6, 4
 	for name, c := range map[string]func(y *device.Conv1dGrad){
-		"documents that do not end":   func(y *device.Conv1dGrad) { y.Cu = []int64{0, 4} },
-		"documents falling":           func(y *device.Conv1dGrad) { y.Cu = []int64{0, 6, 5} },
-		"documents missing":           func(y *device.Conv1dGrad) { y.Cu = nil },
-		"weights of other channels":   func(y *device.Conv1dGrad) { y.W = f(channels+1, width) },
-		"weights with gaps":           func(y *device.Conv1dGrad) { y.W = strided(channels, width) },
-		"weights of width 0":          func(y *device.Conv1dGrad) { y.W, y.Before = f(channels, 0), tensor.Tensor{} },
-		"weights in BF16 alone":       func(y *device.Conv1dGrad) { y.W = as(tensor.BF16, channels, width) },
-		"x whose last axis has gaps":  func(y *device.Conv1dGrad) { y.X = strided(tokens, channels) },
-		"too few rows before":         func(y *device.Conv1dGrad) { y.Before = f(width-2, channels) },
-		"y or dy of another size":     func(y *device.Conv1dGrad) { y.Y, y.DY = f(tokens, channels+1), f(tokens, channels+1) },
-		"y or dx of fewer tokens":     func(y *device.Conv1dGrad) { y.Y, y.DX = f(tokens-1, channels), f(tokens-1, channels) },
+		"documents that do not end":  func(y *device.Conv1dGrad) { y.Cu = []int64{0, 4} },
+		"documents falling":          func(y *device.Conv1dGrad) { y.Cu = []int64{0, 6, 5} },
+		"documents missing":          func(y *device.Conv1dGrad) { y.Cu = nil },
+		"weights of other channels":  func(y *device.Conv1dGrad) { y.W = f(channels+1, width) },
+		"weights with gaps":          func(y *device.Conv1dGrad) { y.W = strided(channels, width) },
+		"weights of width 0":         func(y *device.Conv1dGrad) { y.W, y.Before = f(channels, 0), tensor.Tensor{} },
+		"weights in BF16 alone":      func(y *device.Conv1dGrad) { y.W = as(tensor.BF16, channels, width) },
+		"x whose last axis has gaps": func(y *device.Conv1dGrad) { y.X = strided(tokens, channels) },
+		"too few rows before":        func(y *device.Conv1dGrad) { y.Before = f(width-2, channels) },
+		"y or dy of another size": func(y *device.Conv1dGrad) {
+			y.Y, y.DY = f(tokens, channels+1), f(tokens, channels+1)
+		},
+		"y or dx of fewer tokens": func(y *device.Conv1dGrad) {
+			y.Y, y.DX = f(tokens-1, channels), f(tokens-1, channels)
+		},
 		"before in BF16 alone":        func(y *device.Conv1dGrad) { y.Before = as(tensor.BF16, width-1, channels) },
 		"backward dw of another size": func(y *device.Conv1dGrad) { y.DW = f(channels, width+1) },
 		"backward dw in BF16":         func(y *device.Conv1dGrad) { y.DW = as(tensor.BF16, channels, width) },
 		"backward dbefore too short":  func(y *device.Conv1dGrad) { y.DBefore = f(width-2, channels) },
 	} {
 		y := func() *device.Conv1dGrad {
-			return &device.Conv1dGrad{Conv1d: device.Conv1d{X: f(tokens, channels), Y: f(tokens, channels), W: f(channels, width), Before: f(width-1, channels), Cu: bounds(2, 3)},
+			return &device.Conv1dGrad{Conv1d: device.Conv1d{X: f(tokens, channels), Y: f(tokens, channels),
+				W: f(channels, width), Before: f(width-1, channels), Cu: bounds(2, 3)},
 				DY: f(tokens, channels), DX: f(tokens, channels), DW: f(channels, width), DBefore: f(width-1, channels)}
 		}
 		if name[:8] != "backward" {
@@ -213,37 +239,55 @@ func (b *bench) gateRefusals(tries map[string]func() error, f maker, as makerAs,
 			return b.dev.GatedRMSNormForward(b.stream, &device.GatedRMSNorm{X: x, Gate: wide, W: n5, Y: x, RStd: n3})
 		},
 		"GatedRMSNorm of another dgate": func() error {
-			return b.dev.GatedRMSNormBackward(b.stream, &device.GatedRMSNormGrad{X: x, Gate: x, W: n5, RStd: n3, DY: x, DX: x, DGate: other, DW: n5})
+			return b.dev.GatedRMSNormBackward(b.stream,
+				&device.GatedRMSNormGrad{X: x, Gate: x, W: n5, RStd: n3, DY: x, DX: x, DGate: other, DW: n5})
 		},
 		"GatedRMSNorm of strides": func() error {
-			return b.dev.GatedRMSNormBackward(b.stream, &device.GatedRMSNormGrad{X: x, Gate: x, W: n5, RStd: n3, DY: strided(3, 5), DX: x, DGate: x, DW: n5})
+			return b.dev.GatedRMSNormBackward(b.stream,
+				&device.GatedRMSNormGrad{X: x, Gate: x, W: n5, RStd: n3, DY: strided(3, 5), DX: x, DGate: x, DW: n5})
 		},
-		"SigmoidGate of another gate": func() error { return b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{X: x, Gate: other, Y: x}) },
-		"SigmoidGate of one axis":     func() error { return b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{X: n5, Gate: n5, Y: n5}) },
-		"SigmoidGate of two types":    func() error { return b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{X: x, Gate: x, Y: wide}) },
+		"SigmoidGate of another gate": func() error {
+			return b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{X: x, Gate: other, Y: x})
+		},
+		"SigmoidGate of one axis": func() error {
+			return b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{X: n5, Gate: n5, Y: n5})
+		},
+		"SigmoidGate of two types": func() error {
+			return b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{X: x, Gate: x, Y: wide})
+		},
 		"SigmoidGate of strides": func() error {
-			return b.dev.SigmoidGateBackward(b.stream, &device.SigmoidGateGrad{X: x, Gate: x, DY: x, DX: x, DGate: strided(3, 5)})
+			return b.dev.SigmoidGateBackward(b.stream,
+				&device.SigmoidGateGrad{X: x, Gate: x, DY: x, DX: x, DGate: strided(3, 5)})
 		},
 		"SigmoidGate of another dx": func() error {
-			return b.dev.SigmoidGateBackward(b.stream, &device.SigmoidGateGrad{X: x, Gate: x, DY: x, DX: other, DGate: x})
+			return b.dev.SigmoidGateBackward(b.stream,
+				&device.SigmoidGateGrad{X: x, Gate: x, DY: x, DX: other, DGate: x})
 		},
 		"DeltaGates of another b": func() error {
-			return b.dev.DeltaGatesForward(b.stream, &device.DeltaGates{A: x, B: other, ALog: n5, DtBias: n5, G: x, Beta: x})
+			return b.dev.DeltaGatesForward(b.stream,
+				&device.DeltaGates{A: x, B: other, ALog: n5, DtBias: n5, G: x, Beta: x})
 		},
 		"DeltaGates of other parameters": func() error {
-			return b.dev.DeltaGatesForward(b.stream, &device.DeltaGates{A: x, B: x, ALog: n7, DtBias: n5, G: x, Beta: x})
+			return b.dev.DeltaGatesForward(b.stream,
+				&device.DeltaGates{A: x, B: x, ALog: n7, DtBias: n5, G: x, Beta: x})
 		},
 		"DeltaGates into BF16": func() error {
-			return b.dev.DeltaGatesForward(b.stream, &device.DeltaGates{A: x, B: x, ALog: n5, DtBias: n5, G: wide, Beta: x})
+			return b.dev.DeltaGatesForward(b.stream,
+				&device.DeltaGates{A: x, B: x, ALog: n5, DtBias: n5, G: wide, Beta: x})
 		},
 		"DeltaGates of strides": func() error {
-			return b.dev.DeltaGatesForward(b.stream, &device.DeltaGates{A: x, B: x, ALog: n5, DtBias: n5, G: x, Beta: strided(3, 5)})
+			return b.dev.DeltaGatesForward(b.stream,
+				&device.DeltaGates{A: x, B: x, ALog: n5, DtBias: n5, G: x, Beta: strided(3, 5)})
 		},
 		"DeltaGates of another da": func() error {
-			return b.dev.DeltaGatesBackward(b.stream, &device.DeltaGatesGrad{A: x, B: x, ALog: n5, DtBias: n5, DG: x, DBeta: x, DA: other, DB: x, DALog: n5, DDtBias: n5})
+			return b.dev.DeltaGatesBackward(b.stream,
+				&device.DeltaGatesGrad{A: x, B: x, ALog: n5, DtBias: n5, DG: x, DBeta: x, DA: other, DB: x, DALog: n5,
+					DDtBias: n5})
 		},
 		"DeltaGates of another ddtbias": func() error {
-			return b.dev.DeltaGatesBackward(b.stream, &device.DeltaGatesGrad{A: x, B: x, ALog: n5, DtBias: n5, DG: x, DBeta: x, DA: x, DB: x, DALog: n5, DDtBias: n3})
+			return b.dev.DeltaGatesBackward(b.stream,
+				&device.DeltaGatesGrad{A: x, B: x, ALog: n5, DtBias: n5, DG: x, DBeta: x, DA: x, DB: x, DALog: n5,
+					DDtBias: n3})
 		},
 	} {
 		tries[name] = try

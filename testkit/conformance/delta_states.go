@@ -20,7 +20,8 @@ func testDeltaStates(s *suite) {
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: one(0), L2Norm: true}},
 		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 6, Dk: 12, Dv: 20, Cu: one(16), L2Norm: true}},
 		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 20, Dv: 12, Cu: one(133)}, chunk: 16, panel: 48},
-		{GatedDelta: ref.GatedDelta{Hk: 4, Hv: 3, Dk: 48, Dv: 16, Cu: one(65), KeyHead: []int64{1, 1, 3}, L2Norm: true}, chunk: 64},
+		{GatedDelta: ref.GatedDelta{Hk: 4, Hv: 3, Dk: 48, Dv: 16, Cu: one(65), KeyHead: []int64{1, 1, 3}, L2Norm: true},
+			chunk: 64},
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 100, Dv: 5, Cu: one(64), L2Norm: true}, decay: 2},
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 33, Dv: 17, Cu: one(130), L2Norm: true}, decay: 4},
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 64, Cu: one(70), L2Norm: true}, decay: 1, beta: 2},
@@ -30,16 +31,19 @@ func testDeltaStates(s *suite) {
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 0, Dk: 16, Dv: 16, Cu: one(9), KeyHead: []int64{}}},
 	} {
 		c.Scale = 0.7
-		l := []deltaLayouts{{headMajor, padded, headMajor}, {dense, dense, padded}, {padded, headMajor, dense}, {shifted, shifted, shifted}}[i%4]
+		l := []deltaLayouts{{headMajor, padded, headMajor}, {dense, dense, padded}, {padded, headMajor, dense},
+			{shifted, shifted, shifted}}[i%4]
 		s.typed(func(d tensor.DType, suffix string) { s.stateCase(d, suffix, &c, l) })
 	}
-	for i, n := range [][3]int64{{1, 1, 1}, {2, 5, 3}, {3, 16, 16}, {1, 100, 33}, {2, 64, 128}, {1, 128, 64}, {0, 4, 4}, {2, 17, 1}} {
+	for i, n := range [][3]int64{{1, 1, 1}, {2, 5, 3}, {3, 16, 16}, {1, 100, 33}, {2, 64, 128}, {1, 128, 64}, {0, 4, 4},
+		{2, 17, 1}} {
 		s.foldCase(n[0], n[1], n[2], i%2 == 0)
 	}
 	// at, of
 	for i, cut := range [][2]int64{{40, 70}, {1, 65}, {65, 66}, {0, 20}, {20, 20}, {32, 96}} {
 		for _, decay := range []int{0, 4} {
-			c := &deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: []int64{16, 64, 5}[i%3], Dv: []int64{16, 33}[i%2], L2Norm: true, Cu: one(cut[1]), In: 1, Out: 1, Scale: 0.7}, decay: decay}
+			c := &deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: []int64{16, 64, 5}[i%3],
+				Dv: []int64{16, 33}[i%2], L2Norm: true, Cu: one(cut[1]), In: 1, Out: 1, Scale: 0.7}, decay: decay}
 			if i == 1 {
 				c.Hk, c.Hv, c.KeyHead, c.L2Norm = 3, 3, []int64{0, 0, 2}, false
 			}
@@ -84,7 +88,8 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 		s.check(fmt.Sprint(c, suffix, ", transition ", whole), wants[:results], func(b *bench) ([]*array, error) {
 			a := b.deltaArgs(c, x, l, false)
 			state := b.out("state", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
-			y := &device.DeltaState{K: a.K, V: a.V, G: a.G, Beta: a.Beta, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Chunk: a.Chunk, Panel: a.Panel, State: state.Tensor,
+			y := &device.DeltaState{K: a.K, V: a.V, G: a.G, Beta: a.Beta, KeyHead: a.KeyHead, L2Norm: a.L2Norm,
+				Chunk: a.Chunk, Panel: a.Panel, State: state.Tensor,
 				Workspace: b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(a).State).Tensor}
 			if !whole {
 				return []*array{state}, b.dev.DeltaState(b.stream, y)
@@ -97,9 +102,11 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 	s.check(fmt.Sprint(c, suffix, ", gradient"), []want{at(2, "dstate")}, func(b *bench) ([]*array, error) {
 		a := b.deltaArgs(c, x, l, false)
 		dstate := b.out("dstate", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
-		return []*array{dstate}, b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: a.Q, K: a.K, G: a.G, Beta: a.Beta,
-			DOut: b.in("dout", d, l.v, x.dout, n, c.Hv, c.Dv).Tensor, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Scale: a.Scale, Chunk: a.Chunk, Panel: a.Panel, DState: dstate.Tensor,
-			Workspace: b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(a).State).Tensor})
+		return []*array{dstate},
+			b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: a.Q, K: a.K, G: a.G, Beta: a.Beta,
+				DOut: b.in("dout", d, l.v, x.dout, n, c.Hv, c.Dv).Tensor, KeyHead: a.KeyHead, L2Norm: a.L2Norm,
+				Scale: a.Scale, Chunk: a.Chunk, Panel: a.Panel, DState: dstate.Tensor,
+				Workspace: b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(a).State).Tensor})
 	})
 }
 
@@ -112,15 +119,19 @@ func (s *suite) foldCase(heads, k, n int64, nan bool) {
 	}
 	f := ref.Convert[float32, float64]
 	for _, transpose := range []bool{false, true} {
-		with := []want{both("y", ref.DeltaFold(heads, k, n, m, x, e, transpose), ref.DeltaFold(heads, k, n, f(m), f(x), f(e), transpose))}
-		without := []want{both("y", ref.DeltaFold(heads, k, n, m, x, nil, transpose), ref.DeltaFold(heads, k, n, f(m), f(x), nil, transpose))}
+		with := []want{both("y", ref.DeltaFold(heads, k, n, m, x, e, transpose),
+			ref.DeltaFold(heads, k, n, f(m), f(x), f(e), transpose))}
+		without := []want{both("y", ref.DeltaFold(heads, k, n, m, x, nil, transpose),
+			ref.DeltaFold(heads, k, n, f(m), f(x), nil, transpose))}
 		name := fmt.Sprintf("fold of %d heads, %dx%d, transpose %v", heads, k, n, transpose)
 		run := func(b *bench, e tensor.Tensor, y *array) ([]*array, error) {
-			return []*array{y}, b.dev.DeltaFold(b.stream, &device.DeltaFold{M: b.in("m", tensor.F32, dense, m, heads, k, k).Tensor,
-				X: b.in("x", tensor.F32, shifted, x, heads, k, n).Tensor, E: e, Y: y.Tensor, Transpose: transpose})
+			return []*array{y},
+				b.dev.DeltaFold(b.stream, &device.DeltaFold{M: b.in("m", tensor.F32, dense, m, heads, k, k).Tensor,
+					X: b.in("x", tensor.F32, shifted, x, heads, k, n).Tensor, E: e, Y: y.Tensor, Transpose: transpose})
 		}
 		s.check(name, with, func(b *bench) ([]*array, error) {
-			return run(b, b.in("e", tensor.F32, dense, e, heads, k, n).Tensor, b.out("y", tensor.F32, shifted, heads, k, n))
+			return run(b, b.in("e", tensor.F32, dense, e, heads, k, n).Tensor,
+				b.out("y", tensor.F32, shifted, heads, k, n))
 		})
 		s.check(name+", over e", with, func(b *bench) ([]*array, error) {
 			y := b.inout("e", tensor.F32, dense, e, heads, k, n)
@@ -165,20 +176,27 @@ func (b *bench) divided(c *deltaCase, x deltaInput, at int64) ([]*array, error) 
 	scratch := func(bytes int64) tensor.Tensor { return b.out("workspace", tensor.U8, dense, bytes).Tensor }
 	summary := func(y *device.GatedDeltaGrad) (state, transition tensor.Tensor) {
 		state, transition = states("state of a half"), b.out("transition", tensor.F32, dense, c.Hv, c.Dk, c.Dk).Tensor
-		try(b.dev.DeltaState(b.stream, &device.DeltaState{K: y.K, V: y.V, G: y.G, Beta: y.Beta, KeyHead: y.KeyHead, L2Norm: y.L2Norm, Chunk: y.Chunk, Panel: y.Panel,
-			State: state, Transition: transition, Workspace: scratch(b.dev.GatedDeltaSizes(&y.GatedDelta).State)}))
+		try(b.dev.DeltaState(b.stream,
+			&device.DeltaState{K: y.K, V: y.V, G: y.G, Beta: y.Beta, KeyHead: y.KeyHead, L2Norm: y.L2Norm,
+				Chunk: y.Chunk, Panel: y.Panel, State: state, Transition: transition,
+				Workspace: scratch(b.dev.GatedDeltaSizes(&y.GatedDelta).State)}))
 		return state, transition
 	}
 	state, transition := summary(&first)
 	try(b.dev.DeltaFold(b.stream, &device.DeltaFold{M: transition, X: a.StateIn.Select(0, 0), E: state, Y: between}))
 	dstate := states("dstate of a half")
-	try(b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: second.Q, K: second.K, G: second.G, Beta: second.Beta, DOut: second.DOut, KeyHead: second.KeyHead,
-		L2Norm: second.L2Norm, Scale: second.Scale, Chunk: second.Chunk, Panel: second.Panel, DState: dstate, Workspace: scratch(b.dev.GatedDeltaSizes(&second.GatedDelta).State)}))
+	try(b.dev.DeltaStateGrad(b.stream,
+		&device.DeltaStateGrad{Q: second.Q, K: second.K, G: second.G, Beta: second.Beta, DOut: second.DOut,
+			KeyHead: second.KeyHead, L2Norm: second.L2Norm, Scale: second.Scale, Chunk: second.Chunk,
+			Panel: second.Panel, DState: dstate,
+			Workspace: scratch(b.dev.GatedDeltaSizes(&second.GatedDelta).State)}))
 	_, transition = summary(&second)
-	try(b.dev.DeltaFold(b.stream, &device.DeltaFold{M: transition, X: y.DStateOut.Select(0, 0), E: dstate, Y: dbetween, Transpose: true}))
+	try(b.dev.DeltaFold(b.stream, &device.DeltaFold{M: transition, X: y.DStateOut.Select(0, 0), E: dstate, Y: dbetween,
+		Transpose: true}))
 	for _, y := range []*device.GatedDeltaGrad{&first, &second} {
 		sizes := b.dev.GatedDeltaSizes(&y.GatedDelta)
-		y.Saved, y.Workspace = b.out("saved", tensor.U8, dense, sizes.Saved).Tensor, scratch(max(sizes.Forward, sizes.Backward))
+		y.Saved, y.Workspace = b.out("saved", tensor.U8, dense, sizes.Saved).Tensor,
+			scratch(max(sizes.Forward, sizes.Backward))
 		try(b.dev.GatedDeltaForward(b.stream, &y.GatedDelta))
 		try(b.dev.GatedDeltaBackward(b.stream, y))
 	}
@@ -187,7 +205,8 @@ func (b *bench) divided(c *deltaCase, x deltaInput, at int64) ([]*array, error) 
 
 // half returns the arguments of a call on the tokens [lo, hi) of another call, as one document.
 func half(y device.GatedDeltaGrad, lo, hi int64) device.GatedDeltaGrad {
-	for _, t := range []*tensor.Tensor{&y.Q, &y.K, &y.V, &y.Out, &y.G, &y.Beta, &y.DOut, &y.DQ, &y.DK, &y.DV, &y.DG, &y.DBeta} {
+	for _, t := range []*tensor.Tensor{&y.Q, &y.K, &y.V, &y.Out, &y.G, &y.Beta, &y.DOut, &y.DQ, &y.DK, &y.DV, &y.DG,
+		&y.DBeta} {
 		*t = t.Slice(0, lo, hi)
 	}
 	y.Cu = one(hi - lo)

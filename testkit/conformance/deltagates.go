@@ -23,7 +23,8 @@ type gatesInput struct {
 func newGatesInput(d, p tensor.DType, rows, heads int64) gatesInput {
 	r := seeded(42, rows, heads)
 	n := rows * heads
-	x := gatesInput{rows, heads, gates(d, normal(r, n)), gates(d, normal(r, n)), normal(r, n), normal(r, n), normal(r, heads), normalAs(p, r, heads), normal(r, heads), normal(r, heads)}
+	x := gatesInput{rows, heads, gates(d, normal(r, n)), gates(d, normal(r, n)), normal(r, n), normal(r, n),
+		normal(r, heads), normalAs(p, r, heads), normal(r, heads), normal(r, heads)}
 	for h := range x.alog { // of rates in [0, 16), as layers have them when they are new
 		x.alog[h] = math.Log(16 * r.Float64())
 	}
@@ -36,15 +37,19 @@ func (b *bench) gates(d, p tensor.DType, l layout, x gatesInput) ([]*array, erro
 	g, beta := b.out("g", tensor.F32, l, rows, heads), b.out("beta", tensor.F32, padded, rows, heads)
 	return []*array{g, beta}, b.dev.DeltaGatesForward(b.stream, &device.DeltaGates{
 		A: b.in("a", d, l, x.a, rows, heads).Tensor, B: b.in("b", d, padded, x.b, rows, heads).Tensor,
-		ALog: b.in("alog", p, shifted, x.alog, heads).Tensor, DtBias: b.in("dtbias", p, dense, x.bias, heads).Tensor, G: g.Tensor, Beta: beta.Tensor})
+		ALog: b.in("alog", p, shifted, x.alog, heads).Tensor, DtBias: b.in("dtbias", p, dense, x.bias, heads).Tensor,
+		G: g.Tensor, Beta: beta.Tensor})
 }
 
 // gatesGrad runs backward. In place, da and db overwrite a and b.
 func (b *bench) gatesGrad(d, p tensor.DType, l layout, x gatesInput, inPlace bool) ([]*array, error) {
 	rows, heads := x.rows, x.heads
-	y := &device.DeltaGatesGrad{ALog: b.in("alog", p, shifted, x.alog, heads).Tensor, DtBias: b.in("dtbias", p, dense, x.bias, heads).Tensor,
-		DG: b.in("dg", tensor.F32, padded, x.dg, rows, heads).Tensor, DBeta: b.in("dbeta", tensor.F32, l, x.dbeta, rows, heads).Tensor}
-	dalog, dbias := b.inout("dalog", tensor.F32, shifted, x.dalog, heads), b.inout("ddtbias", tensor.F32, dense, x.dbias, heads)
+	y := &device.DeltaGatesGrad{ALog: b.in("alog", p, shifted, x.alog, heads).Tensor,
+		DtBias: b.in("dtbias", p, dense, x.bias, heads).Tensor,
+		DG:     b.in("dg", tensor.F32, padded, x.dg, rows, heads).Tensor,
+		DBeta:  b.in("dbeta", tensor.F32, l, x.dbeta, rows, heads).Tensor}
+	dalog, dbias := b.inout("dalog", tensor.F32, shifted, x.dalog, heads),
+		b.inout("ddtbias", tensor.F32, dense, x.dbias, heads)
 	var da, db *array
 	if inPlace {
 		da, db = b.inout("a", d, l, x.a, rows, heads), b.inout("b", d, padded, x.b, rows, heads)
@@ -58,7 +63,8 @@ func (b *bench) gatesGrad(d, p tensor.DType, l layout, x gatesInput, inPlace boo
 }
 
 func testDeltaGates(s *suite) {
-	for i, shape := range [][2]int64{{2, 1}, {3, 2}, {65, 33}, {7, 17}, {100, 8}, {1, 300}, {0, 4}, {5, 0}, {2500, 3}, {70, 1100}} {
+	for i, shape := range [][2]int64{{2, 1}, {3, 2}, {65, 33}, {7, 17}, {100, 8}, {1, 300}, {0, 4}, {5, 0}, {2500, 3},
+		{70, 1100}} {
 		s.typed(func(d tensor.DType, suffix string) {
 			s.gatesCase(d, d, suffix, shape[0], shape[1], []layout{dense, padded}[i%2], i == 3)
 			if d != tensor.F32 && i < 5 {
@@ -81,7 +87,8 @@ func (s *suite) gatesCase(d, p tensor.DType, suffix string, rows, heads int64, l
 	da, db := ref.DeltaGatesGrad(x.a, x.b, x.alog, x.bias, x.dg, x.dbeta, dalog, dbias)
 	da32, db32 := ref.DeltaGatesGrad(f(x.a), f(x.b), f(x.alog), f(x.bias), f(x.dg), f(x.dbeta), dalog32, dbias32)
 	wants := []want{both("g", g, g32), both("beta", beta, beta32),
-		both("da", da, da32).as(d), both("db", db, db32).as(d), both("dalog", dalog, dalog32), both("ddtbias", dbias, dbias32)}
+		both("da", da, da32).as(d), both("db", db, db32).as(d), both("dalog", dalog, dalog32),
+		both("ddtbias", dbias, dbias32)}
 	for i := range wants { // sum, two exponentials, quotient, logarithm, product
 		wants[i].chain = 6 * ulp
 	}
@@ -103,7 +110,9 @@ func (s *suite) gatesCase(d, p tensor.DType, suffix string, rows, heads int64, l
 	name := fmt.Sprintf("%dx%d %v%s", rows, heads, l, suffix)
 	s.check(name, wants[:2], func(b *bench) ([]*array, error) { return b.gates(d, p, l, x) })
 	for _, inPlace := range []bool{false, true} {
-		s.check(fmt.Sprint(name, " backward, in place ", inPlace), wants[2:], func(b *bench) ([]*array, error) { return b.gatesGrad(d, p, l, x, inPlace) })
+		s.check(fmt.Sprint(name, " backward, in place ", inPlace), wants[2:], func(b *bench) ([]*array, error) {
+			return b.gatesGrad(d, p, l, x, inPlace)
+		})
 	}
 }
 
@@ -127,7 +136,8 @@ func (s *suite) gatesAlone(t *testing.T, d tensor.DType) {
 	for _, part := range [][2]int64{{0, 1}, {1, 3}, {3, 7}} {
 		lo, n := part[0], part[1]-part[0]
 		cut := func(x []float64) []float64 { return columns(x, heads, lo, n) }
-		alone := run(gatesInput{rows, n, cut(x.a), cut(x.b), cut(x.dg), cut(x.dbeta), cut(x.alog), cut(x.bias), cut(x.dalog), cut(x.dbias)})
+		alone := run(gatesInput{rows, n, cut(x.a), cut(x.b), cut(x.dg), cut(x.dbeta), cut(x.alog), cut(x.bias),
+			cut(x.dalog), cut(x.dbias)})
 		for i := range alone {
 			if !bytes.Equal(alone[i], columns(all[i], heads*size[i], lo*size[i], n*size[i])) {
 				t.Errorf("%s of heads %v alone differs in bits from the run of %d heads", names[i], part, heads)

@@ -47,14 +47,18 @@ func (s *suite) dropoutCase(d tensor.DType, suffix string, tokens, n int64, p fl
 		name := fmt.Sprintf("[%d, %d] p %g add %v %v%s", tokens, n, p, add, l, suffix)
 		s.check(name, []want{w}, func(b *bench) ([]*array, error) {
 			out := b.inout("y", d, l, was, tokens, n)
-			return []*array{out}, b.dev.Dropout(b.stream, &device.Dropout{X: b.in("x", d, l, x, tokens, n).Tensor, Y: out.Tensor,
-				Tokens: b.in("tokens", tensor.I64, dense, at, tokens).Tensor, P: p, Seed: seed, Add: add})
+			return []*array{out},
+				b.dev.Dropout(b.stream, &device.Dropout{X: b.in("x", d, l, x, tokens, n).Tensor, Y: out.Tensor,
+					Tokens: b.in("tokens", tensor.I64, dense, at, tokens).Tensor, P: p, Seed: seed, Add: add})
 		})
 	}
 	w := both("x", ref.Dropout(x, nil, ids, n, p, seed), ref.Dropout(f(x), nil, ids, n, p, seed)).as(d)
 	s.check(fmt.Sprintf("[%d, %d] in place %v%s", tokens, n, l, suffix), []want{w}, func(b *bench) ([]*array, error) {
 		y := b.inout("x", d, l, x, tokens, n)
-		return []*array{y}, b.dev.Dropout(b.stream, &device.Dropout{X: y.Tensor, Y: y.Tensor, Tokens: b.in("tokens", tensor.I64, dense, at, tokens).Tensor, P: p, Seed: seed})
+		return []*array{y},
+			b.dev.Dropout(b.stream,
+				&device.Dropout{X: y.Tensor, Y: y.Tensor, Tokens: b.in("tokens", tensor.I64, dense, at, tokens).Tensor,
+					P: p, Seed: seed})
 	})
 }
 
@@ -62,7 +66,8 @@ func (s *suite) dropoutRefusals() {
 	b := newBench(s.t, s.one)
 	defer b.close()
 	f := func(shape ...int64) tensor.Tensor {
-		return b.inout("x", tensor.F32, dense, make([]float64, tensor.Of(nil, tensor.F32, shape...).Numel()), shape...).Tensor
+		return b.inout("x", tensor.F32, dense, make([]float64, tensor.Of(nil, tensor.F32, shape...).Numel()),
+			shape...).Tensor
 	}
 	ids := func(n int64) tensor.Tensor { return b.in("tokens", tensor.I64, dense, make([]float64, n), n).Tensor }
 	for name, a := range map[string]device.Dropout{

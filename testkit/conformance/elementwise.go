@@ -16,17 +16,19 @@ func testFill(s *suite) {
 				for i := range x {
 					x[i] = 7
 				}
-				s.check(fmt.Sprintf("%v%v %v", d, shape, l), []want{{name: "dst", ref: x, exact: true}}, func(b *bench) ([]*array, error) {
-					dst := b.out("dst", d, l, shape...)
-					return []*array{dst}, b.dev.Fill(b.stream, dst.Tensor, 7)
-				})
+				s.check(fmt.Sprintf("%v%v %v", d, shape, l), []want{{name: "dst", ref: x, exact: true}},
+					func(b *bench) ([]*array, error) {
+						dst := b.out("dst", d, l, shape...)
+						return []*array{dst}, b.dev.Fill(b.stream, dst.Tensor, 7)
+					})
 			}
 		}
 	}
-	s.check("-inf", []want{{name: "dst", ref: []float64{math.Inf(-1), math.Inf(-1)}, exact: true}}, func(b *bench) ([]*array, error) {
-		dst := b.out("dst", tensor.F32, dense, 2)
-		return []*array{dst}, b.dev.Fill(b.stream, dst.Tensor, math.Inf(-1))
-	})
+	s.check("-inf", []want{{name: "dst", ref: []float64{math.Inf(-1), math.Inf(-1)}, exact: true}},
+		func(b *bench) ([]*array, error) {
+			dst := b.out("dst", tensor.F32, dense, 2)
+			return []*array{dst}, b.dev.Fill(b.stream, dst.Tensor, math.Inf(-1))
+		})
 }
 
 func testAdd(s *suite) { s.typed(s.addCases) }
@@ -72,9 +74,10 @@ func (s *suite) scaleCases(d tensor.DType, suffix string) {
 		for i := range y {
 			y[i] = float64(float32(x[i]) * float32(0.3))
 		}
-		s.check(fmt.Sprint(n, suffix), []want{want{name: "x", ref: y, exact: true}.as(d)}, func(b *bench) ([]*array, error) {
-			a := b.inout("x", d, shifted, x, n)
-			return []*array{a}, b.dev.Scale(b.stream, a.Tensor, 0.3)
-		})
+		s.check(fmt.Sprint(n, suffix), []want{want{name: "x", ref: y, exact: true}.as(d)},
+			func(b *bench) ([]*array, error) {
+				a := b.inout("x", d, shifted, x, n)
+				return []*array{a}, b.dev.Scale(b.stream, a.Tensor, 0.3)
+			})
 	}
 }

@@ -4,14 +4,14 @@ import (
 	"fmt"
 
 	"ulysses/device"
-	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/testkit/ref"
 )
 
 // testExperts runs the cases of mixtures of experts.
 func testExperts(s *suite) {
-	for _, c := range []struct{ tokens, experts, k int64 }{{1, 1, 1}, {7, 4, 2}, {100, 8, 3}, {65, 17, 17}, {33, 128, 8}, {0, 4, 2}, {3, 64, 1}, {900, 40, 4}} {
+	for _, c := range []struct{ tokens, experts, k int64 }{{1, 1, 1}, {7, 4, 2}, {100, 8, 3}, {65, 17, 17},
+		{33, 128, 8}, {0, 4, 2}, {3, 64, 1}, {900, 40, 4}} {
 		for _, normalize := range []bool{true, false} {
 			for _, biased := range []bool{false, true} {
 				s.routeCase(c.tokens, c.experts, c.k, normalize, biased)
@@ -72,19 +72,25 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 		}
 	}
 	name := fmt.Sprintf("route %d tokens to %d of %d, normalize %v, biased %v", tokens, k, experts, normalize, biased)
-	wants := []want{both("probs", r.Probs, r32.Probs), {name: "experts", ref: floats(r.Experts), exact: true}, {name: "rows", ref: floats(r.Rows), exact: true},
-		both("weights", r.Weights, r32.Weights), {name: "offsets", ref: floats(r.Offsets), exact: true}}
+	wants := []want{both("probs", r.Probs, r32.Probs), {name: "experts", ref: floats(r.Experts), exact: true},
+		{name: "rows", ref: floats(r.Rows), exact: true}, both("weights", r.Weights, r32.Weights),
+		{name: "offsets", ref: floats(r.Offsets), exact: true}}
 	run := func(b *bench, counted bool) ([]*array, *device.Route) {
-		probs, chosen, rows := b.inout("logits", tensor.F32, padded, logits, tokens, experts), b.out("experts", tensor.I32, shifted, tokens, k), b.out("rows", tensor.I32, dense, tokens, k)
-		weights, offsets := b.out("weights", tensor.F32, dense, tokens*k), b.out("offsets", tensor.I32, dense, experts+1)
+		probs, chosen, rows := b.inout("logits", tensor.F32, padded, logits, tokens, experts),
+			b.out("experts", tensor.I32, shifted, tokens, k), b.out("rows", tensor.I32, dense, tokens, k)
+		weights, offsets := b.out("weights", tensor.F32, dense, tokens*k),
+			b.out("offsets", tensor.I32, dense, experts+1)
 		all := []*array{probs, chosen, rows, weights, offsets}
-		a := &device.Route{Logits: probs.Tensor, Experts: chosen.Tensor, Rows: rows.Tensor, Weights: weights.Tensor, Offsets: offsets.Tensor, Normalize: normalize}
+		a := &device.Route{Logits: probs.Tensor, Experts: chosen.Tensor, Rows: rows.Tensor, Weights: weights.Tensor,
+			Offsets: offsets.Tensor, Normalize: normalize}
 		if biased {
 			a.Bias = b.in("bias", tensor.F32, dense, bias, experts).Tensor
 		}
 		if counted {
-			n, p := b.inout("counts", tensor.F64, dense, before, sequences, experts), b.inout("sums", tensor.F64, dense, sumsBefore, sequences, experts)
-			a.Sequence, a.Counts, a.Sums = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor, n.Tensor, p.Tensor
+			n, p := b.inout("counts", tensor.F64, dense, before, sequences, experts),
+				b.inout("sums", tensor.F64, dense, sumsBefore, sequences, experts)
+			a.Sequence, a.Counts, a.Sums = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor,
+				n.Tensor, p.Tensor
 			all = append(all, n, p)
 		}
 		return all, a
@@ -93,10 +99,12 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 		all, a := run(b, false)
 		return all, b.dev.RouteForward(b.stream, a)
 	})
-	s.check(name+", counted", append(wants, want{name: "counts", ref: counts, exact: true}, want{name: "sums", ref: sums, bound: resolution}), func(b *bench) ([]*array, error) {
-		all, a := run(b, true)
-		return all, b.dev.RouteForward(b.stream, a)
-	})
+	s.check(name+", counted",
+		append(wants, want{name: "counts", ref: counts, exact: true}, want{name: "sums", ref: sums, bound: resolution}),
+		func(b *bench) ([]*array, error) {
+			all, a := run(b, true)
+			return all, b.dev.RouteForward(b.stream, a)
+		})
 
 	// The reference gets the probabilities as the device has them: where one of them is nearly 1,
 	// the gradient is proportional to its distance from 1.
@@ -119,17 +127,22 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 		plain := ref.RouteGrad(&r32, experts, k, f(dweights), f(g), normalize)
 		s.typed(func(d tensor.DType, suffix string) {
 			w := both("dlogits", ref.RouteGrad(&r, experts, k, dweights, g, normalize), plain).as(d)
-			s.check(fmt.Sprint(name, " backward, balanced ", balanced, suffix), []want{w}, func(b *bench) ([]*array, error) {
-				out := b.out("dlogits", d, padded, tokens, experts)
-				a := &device.RouteGrad{Probs: b.in("probs", tensor.F32, padded, r.Probs, tokens, experts).Tensor, Experts: b.in("experts", tensor.I32, dense, floats(r.Experts), tokens, k).Tensor,
-					Rows: b.in("rows", tensor.I32, shifted, floats(r.Rows), tokens, k).Tensor, Weights: b.in("weights", tensor.F32, dense, r.Weights, tokens*k).Tensor,
-					DWeights: b.in("dweights", tensor.F32, dense, dweights, tokens*k).Tensor, DLogits: out.Tensor, Normalize: normalize}
-				if balanced {
-					a.Sequence, a.Counts = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor, b.in("counts", tensor.F64, dense, counts, sequences, experts).Tensor
-					a.Scale = b.in("scale", tensor.F32, dense, scale, sequences).Tensor
-				}
-				return []*array{out}, b.dev.RouteBackward(b.stream, a)
-			})
+			s.check(fmt.Sprint(name, " backward, balanced ", balanced, suffix), []want{w},
+				func(b *bench) ([]*array, error) {
+					out := b.out("dlogits", d, padded, tokens, experts)
+					a := &device.RouteGrad{Probs: b.in("probs", tensor.F32, padded, r.Probs, tokens, experts).Tensor,
+						Experts:  b.in("experts", tensor.I32, dense, floats(r.Experts), tokens, k).Tensor,
+						Rows:     b.in("rows", tensor.I32, shifted, floats(r.Rows), tokens, k).Tensor,
+						Weights:  b.in("weights", tensor.F32, dense, r.Weights, tokens*k).Tensor,
+						DWeights: b.in("dweights", tensor.F32, dense, dweights, tokens*k).Tensor, DLogits: out.Tensor,
+						Normalize: normalize}
+					if balanced {
+						a.Sequence, a.Counts = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor,
+							b.in("counts", tensor.F64, dense, counts, sequences, experts).Tensor
+						a.Scale = b.in("scale", tensor.F32, dense, scale, sequences).Tensor
+					}
+					return []*array{out}, b.dev.RouteBackward(b.stream, a)
+				})
 		})
 	}
 }
@@ -140,8 +153,11 @@ func (s *suite) routeEqualLogits() {
 	s.check("route equal logits", []want{{name: "experts", ref: []float64{1, 2, 3, 0, 1, 2, 1, 3, 0}, exact: true},
 		{name: "offsets", ref: []float64{0, 2, 5, 7, 9}, exact: true}}, func(b *bench) ([]*array, error) {
 		chosen, offsets := b.out("experts", tensor.I32, dense, 3, 3), b.out("offsets", tensor.I32, dense, 5)
-		return []*array{chosen, offsets}, b.dev.RouteForward(b.stream, &device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 3, 4).Tensor,
-			Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 3, 3).Tensor, Weights: b.out("weights", tensor.F32, dense, 9).Tensor, Offsets: offsets.Tensor})
+		return []*array{chosen, offsets},
+			b.dev.RouteForward(b.stream,
+				&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 3, 4).Tensor,
+					Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 3, 3).Tensor,
+					Weights: b.out("weights", tensor.F32, dense, 9).Tensor, Offsets: offsets.Tensor})
 	})
 }
 
@@ -153,11 +169,17 @@ func (s *suite) routeUnlikely() {
 	r, r32 := ref.Route(5, 3, logits, bias, true), ref.Route(5, 3, f(logits), f(bias), true)
 	weights := both("weights", r.Weights, r32.Weights)
 	weights.chain = 31 * ulp // the relative error of exp(x) is that of x times x
-	s.check("route to experts without probability", []want{{name: "experts", ref: []float64{2, 4, 3}, exact: true}, weights}, func(b *bench) ([]*array, error) {
-		chosen, weights := b.out("experts", tensor.I32, dense, 1, 3), b.out("weights", tensor.F32, dense, 3)
-		return []*array{chosen, weights}, b.dev.RouteForward(b.stream, &device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 1, 5).Tensor, Bias: b.in("bias", tensor.F32, dense, bias, 5).Tensor,
-			Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 1, 3).Tensor, Weights: weights.Tensor, Offsets: b.out("offsets", tensor.I32, dense, 6).Tensor, Normalize: true})
-	})
+	s.check("route to experts without probability",
+		[]want{{name: "experts", ref: []float64{2, 4, 3}, exact: true}, weights}, func(b *bench) ([]*array, error) {
+			chosen, weights := b.out("experts", tensor.I32, dense, 1, 3), b.out("weights", tensor.F32, dense, 3)
+			return []*array{chosen, weights},
+				b.dev.RouteForward(b.stream,
+					&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 1, 5).Tensor,
+						Bias: b.in("bias", tensor.F32, dense, bias, 5).Tensor, Experts: chosen.Tensor,
+						Rows: b.out("rows", tensor.I32, dense, 1, 3).Tensor, Weights: weights.Tensor,
+						Offsets:   b.out("offsets", tensor.I32, dense, 6).Tensor,
+						Normalize: true})
+		})
 }
 
 // rowsCase tests the operations on the rows of a routing, with matrices [m, n].
@@ -180,13 +202,16 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 	}
 	s.check("spread "+name, []want{{name: "y", ref: spread, exact: true}}, func(b *bench) ([]*array, error) {
 		y := b.out("y", d, l, rows, n)
-		return []*array{y}, b.dev.SpreadRows(b.stream, &device.SpreadRows{X: b.in("x", d, l, x, tokens, n).Tensor, Rows: index(b), Y: y.Tensor})
+		return []*array{y},
+			b.dev.SpreadRows(b.stream,
+				&device.SpreadRows{X: b.in("x", d, l, x, tokens, n).Tensor, Rows: index(b), Y: y.Tensor})
 	})
 	ownWeights := normal(random, tokens)
 	for _, c := range []struct {
 		name                     string
 		weights, own, ownWeights []float64
-	}{{"weighted", r.Weights, nil, nil}, {"not weighted", nil, nil, nil}, {"with own rows", nil, x, nil}, {"with weighted own rows", r.Weights, x, ownWeights}} {
+	}{{"weighted", r.Weights, nil, nil}, {"not weighted", nil, nil, nil}, {"with own rows", nil, x, nil},
+		{"with weighted own rows", r.Weights, x, ownWeights}} {
 		w := both("y", ref.CombineRows(n, k, sorted, r.Rows, rounded32(c.weights), c.own, rounded32(c.ownWeights)),
 			ref.CombineRows(n, k, f(sorted), r.Rows, narrow(c.weights), narrow(c.own), narrow(c.ownWeights))).as(d)
 		w.chain = float64(k+1) * ulp
@@ -234,28 +259,37 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 				b0[i] = matrices[(e*m+column)*n+row]
 			}
 		}
-		s.check(fmt.Sprint("grouped gemm ", name, ", transposed ", transposed), []want{w}, func(b *bench) ([]*array, error) {
-			c, matrix := b.out("c", d, l, rows, m), b.in("b", d, l, b0, shape...).Tensor
-			if transposed {
-				matrix = matrix.Permute(0, 2, 1)
-			}
-			return []*array{c}, b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix, C: c.Tensor, Offsets: offsets(b)})
-		})
-		s.check(fmt.Sprint("grouped gemm with a bias ", name, ", transposed ", transposed), []want{withBias}, func(b *bench) ([]*array, error) {
-			c, matrix := b.out("c", d, l, rows, m), b.in("b", d, l, b0, shape...).Tensor
-			if transposed {
-				matrix = matrix.Permute(0, 2, 1)
-			}
-			return []*array{c}, b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix, Bias: b.in("bias", d, l, bias, experts, m).Tensor,
-				C: c.Tensor, Offsets: offsets(b)})
-		})
+		s.check(fmt.Sprint("grouped gemm ", name, ", transposed ", transposed), []want{w},
+			func(b *bench) ([]*array, error) {
+				c, matrix := b.out("c", d, l, rows, m), b.in("b", d, l, b0, shape...).Tensor
+				if transposed {
+					matrix = matrix.Permute(0, 2, 1)
+				}
+				return []*array{c},
+					b.dev.GroupedGemm(b.stream,
+						&device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix, C: c.Tensor,
+							Offsets: offsets(b)})
+			})
+		s.check(fmt.Sprint("grouped gemm with a bias ", name, ", transposed ", transposed), []want{withBias},
+			func(b *bench) ([]*array, error) {
+				c, matrix := b.out("c", d, l, rows, m), b.in("b", d, l, b0, shape...).Tensor
+				if transposed {
+					matrix = matrix.Permute(0, 2, 1)
+				}
+				return []*array{c},
+					b.dev.GroupedGemm(b.stream,
+						&device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix,
+							Bias: b.in("bias", d, l, bias, experts, m).Tensor, C: c.Tensor, Offsets: offsets(b)})
+			})
 	}
 	w = both("c", sums, sums32)
 	w.chain = float64(rows+8) * ulp
 	s.check("grouped gemm of weights "+name, []want{w}, func(b *bench) ([]*array, error) {
 		c := b.inout("c", tensor.F32, l, was, experts, m, n)
-		return []*array{c}, b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: b.in("a", d, l, grads, rows, m).Tensor, B: b.in("b", d, l, sorted, rows, n).Tensor,
-			C: c.Tensor, Offsets: offsets(b)})
+		return []*array{c},
+			b.dev.GroupedGemmWeights(b.stream,
+				&device.GroupedGemmWeights{A: b.in("a", d, l, grads, rows, m).Tensor,
+					B: b.in("b", d, l, sorted, rows, n).Tensor, C: c.Tensor, Offsets: offsets(b)})
 	})
 	for form := range swigluForms {
 		s.weightedSwiGLUCase(d, name, rows, n, l, form)
@@ -281,32 +315,37 @@ func rounded32(x []float64) []float64 {
 func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l layout, form int) {
 	gelu, clamped := swigluForms[form][0], swigluForms[form][1]
 	random := seeded(34, rows, n)
-	gate, up, dy, weights := normalAs(d, random, rows*n), normalAs(d, random, rows*n), normalAs(d, random, rows*n), normal(random, rows)
+	gate, up, dy, weights := normalAs(d, random, rows*n), normalAs(d, random, rows*n), normalAs(d, random, rows*n),
+		normal(random, rows)
 	if clamped {
 		atLimits(gate, up)
 	}
 	dgate, dup, y, dweights := weightedSwiGLU(gate, up, dy, weights, n, gelu, clamped)
 	f := ref.Convert[float32, float64]
 	dgate32, dup32, y32, dweights32 := weightedSwiGLU(f(gate), f(up), f(dy), f(weights), n, gelu, clamped)
-	wants := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d), both("dweights", dweights, dweights32)}
+	wants := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d),
+		both("dweights", dweights, dweights32)}
 	wants[2].chain = float64(n) * ulp
 	for _, restore := range []bool{false, true} {
 		if restore {
 			wants = append(wants, both("dy", y, y32).as(d))
 		}
-		s.check(fmt.Sprint("weighted swiglu ", name, ", form ", form, ", restore ", restore), wants, func(b *bench) ([]*array, error) {
-			dg, du, out := b.inout("gate", d, l, gate, rows, n), b.inout("up", d, l, up, rows, n), b.out("dweights", tensor.F32, dense, rows)
-			all := []*array{dg, du, out}
-			a := &device.WeightedSwiGLUGrad{Gate: dg.Tensor, Up: du.Tensor, DGate: dg.Tensor, DUp: du.Tensor, DWeights: out.Tensor, Restore: restore, GELU: gelu, Clamped: clamped,
-				Weights: b.in("weights", tensor.F32, dense, weights, rows).Tensor}
-			if restore {
-				x := b.inout("dy", d, l, dy, rows, n)
-				a.DY, all = x.Tensor, append(all, x)
-			} else {
-				a.DY = b.in("dy", d, l, dy, rows, n).Tensor
-			}
-			return all, b.dev.WeightedSwiGLUBackward(b.stream, a)
-		})
+		s.check(fmt.Sprint("weighted swiglu ", name, ", form ", form, ", restore ", restore), wants,
+			func(b *bench) ([]*array, error) {
+				dg, du, out := b.inout("gate", d, l, gate, rows, n), b.inout("up", d, l, up, rows, n),
+					b.out("dweights", tensor.F32, dense, rows)
+				all := []*array{dg, du, out}
+				a := &device.WeightedSwiGLUGrad{Gate: dg.Tensor, Up: du.Tensor, DGate: dg.Tensor, DUp: du.Tensor,
+					DWeights: out.Tensor, Restore: restore, GELU: gelu, Clamped: clamped,
+					Weights: b.in("weights", tensor.F32, dense, weights, rows).Tensor}
+				if restore {
+					x := b.inout("dy", d, l, dy, rows, n)
+					a.DY, all = x.Tensor, append(all, x)
+				} else {
+					a.DY = b.in("dy", d, l, dy, rows, n).Tensor
+				}
+				return all, b.dev.WeightedSwiGLUBackward(b.stream, a)
+			})
 	}
 }
 
@@ -323,158 +362,4 @@ func weightedSwiGLU[T ref.Float](gate, up, dy, weights []T, n int64, gelu, clamp
 		y[i] *= weights[int64(i)/n]
 	}
 	return dgate, dup, y, dweights
-}
-
-// expertCalls are a valid call of each operation, for 3 tokens with 2 of 4 experts.
-func expertCalls(b *bench) map[string]func() error {
-	f := func(shape ...int64) tensor.Tensor {
-		n := int64(1)
-		for _, x := range shape {
-			n *= x
-		}
-		return b.inout("x", tensor.F32, dense, make([]float64, n), shape...).Tensor
-	}
-	chosen, rows := b.inout("experts", tensor.I32, dense, []float64{0, 1, 0, 1, 0, 1}, 3, 2).Tensor, b.inout("rows", tensor.I32, dense, []float64{0, 3, 1, 4, 2, 5}, 3, 2).Tensor
-	offsets := b.inout("offsets", tensor.I32, dense, []float64{0, 3, 6, 6, 6}, 5).Tensor
-	return map[string]func() error{
-		"RouteForward": func() error {
-			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(3, 4), Experts: chosen, Rows: rows, Weights: f(6), Offsets: offsets})
-		},
-		"RouteBackward": func() error {
-			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(3, 4), Experts: chosen, Rows: rows, Weights: f(6), DWeights: f(6), DLogits: f(3, 4)})
-		},
-		"SpreadRows": func() error {
-			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(3, 5), Rows: rows, Y: f(6, 5)})
-		},
-		"CombineRows": func() error {
-			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(6, 5), Rows: rows, Y: f(3, 5)})
-		},
-		"GroupedGemm": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(6, 5), B: f(4, 5, 2), C: f(6, 2), Offsets: offsets})
-		},
-		"GroupedGemmWeights": func() error {
-			return b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: f(6, 5), B: f(6, 2), C: f(4, 5, 2), Offsets: offsets})
-		},
-		"WeightedSwiGLUBackward": func() error {
-			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(6, 5), Up: f(6, 5), Weights: f(6), DY: f(6, 5), DGate: f(6, 5), DUp: f(6, 5), DWeights: f(6)})
-		},
-	}
-}
-
-// expertRefusals checks that arguments that would make the device access memory outside of the
-// tensors are refused. The valid calls are accepted.
-func (s *suite) expertRefusals() {
-	b := newBench(s.t, s.one)
-	defer b.close()
-	for name, call := range expertCalls(b) {
-		if err := b.settle(call()); err != nil {
-			s.t.Errorf("%s: %v", name, err)
-		}
-	}
-	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
-	i := func(values []float64, shape ...int64) tensor.Tensor {
-		return b.inout("i", tensor.I32, dense, values, shape...).Tensor
-	}
-	for name, try := range map[string]func() error{
-		"more choices than experts": func() error {
-			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(1, 2), Experts: i(nil, 1, 3), Rows: i(nil, 1, 3), Weights: f(3), Offsets: i(nil, 3)})
-		},
-		"few offsets": func() error {
-			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(1, 2), Experts: i(nil, 1, 1), Rows: i(nil, 1, 1), Weights: f(1), Offsets: i(nil, 2)})
-		},
-		"few weights": func() error {
-			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(2, 2), Experts: i(nil, 2, 1), Rows: i(nil, 2, 1), Weights: f(1), Offsets: i(nil, 3)})
-		},
-		"a bias of few of the experts": func() error {
-			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(1, 2), Bias: f(1), Experts: i(nil, 1, 1), Rows: i(nil, 1, 1), Weights: f(1), Offsets: i(nil, 3)})
-		},
-		"rows of another length": func() error {
-			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(3, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(6, 5)})
-		},
-		"a short y": func() error {
-			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(2, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(3, 5)})
-		},
-		"few weights of rows": func() error {
-			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Weights: f(3)})
-		},
-		"matrices of another K": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 4, 2), C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
-		},
-		"a bias of another N": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), Bias: f(1, 3), C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
-		},
-		"a bias of few experts": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(2, 5, 2), Bias: f(1, 2), C: f(2, 2), Offsets: i([]float64{0, 1, 2}, 3)})
-		},
-		"a bias of another type": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), Bias: b.inout("bias", tensor.BF16, dense, nil, 1, 2).Tensor, C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
-		},
-		"a bias that is not dense": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(2, 5, 2), Bias: f(2, 2).Permute(1, 0), C: f(2, 2), Offsets: i([]float64{0, 1, 2}, 3)})
-		},
-		"two forms": func() error {
-			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(2, 5), Up: f(2, 5), Weights: f(2), DY: f(2, 5), DGate: f(2, 5), DUp: f(2, 5), DWeights: f(2), GELU: true, Clamped: true})
-		},
-		"offsets of other matrices": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), C: f(2, 2), Offsets: i([]float64{0, 2, 2}, 3)})
-		},
-		"few own rows": func() error {
-			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Own: f(1, 5)})
-		},
-		"few weights of own rows": func() error {
-			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Own: f(2, 5), OwnWeights: f(1)})
-		},
-		"few gradients of weights": func() error {
-			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(2, 5), Up: f(2, 5), Weights: f(2), DY: f(2, 5), DGate: f(2, 5), DUp: f(2, 5), DWeights: f(1)})
-		},
-	} {
-		if err := try(); status.Of(err) != status.InvalidArgument {
-			s.t.Errorf("%s: %v, want status InvalidArgument", name, err)
-		}
-	}
-}
-
-// expertFaults checks that rows, experts, sequences and offsets that do not exist are errors. They
-// are in the device's memory, so a device may find them when it computes.
-func (s *suite) expertFaults() {
-	b := newBench(s.t, s.one)
-	defer b.close()
-	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
-	doubles := func(shape ...int64) tensor.Tensor {
-		return b.inout("x", tensor.F64, dense, nil, shape...).Tensor
-	}
-	i := func(values []float64, shape ...int64) tensor.Tensor {
-		return b.inout("i", tensor.I32, dense, values, shape...).Tensor
-	}
-	for name, try := range map[string]func() error{
-		"a sequence behind the last": func() error {
-			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(2, 2), Experts: i(nil, 2, 1), Rows: i(nil, 2, 1), Weights: f(2), Offsets: i(nil, 3),
-				Sequence: i([]float64{0, 1}, 2), Counts: doubles(1, 2), Sums: doubles(1, 2)})
-		},
-		"an expert behind the last": func() error {
-			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i([]float64{0, 2}, 2, 1), Rows: i([]float64{0, 1}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
-		},
-		"a gradient of a row behind the last": func() error {
-			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i([]float64{0, 1}, 2, 1), Rows: i([]float64{0, 2}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
-		},
-		"a row behind the last": func() error {
-			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(2, 3), Rows: i([]float64{0, 2}, 2, 1), Y: f(2, 3)})
-		},
-		"a negative row": func() error {
-			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(2, 3), Rows: i([]float64{0, -1}, 2, 1), Y: f(2, 3)})
-		},
-		"offsets that fall": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(4, 5), B: f(3, 5, 2), C: f(4, 2), Offsets: i([]float64{0, 3, 2, 4}, 4)})
-		},
-		"offsets that end early": func() error {
-			return b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: f(4, 5), B: f(4, 2), C: f(2, 5, 2), Offsets: i([]float64{0, 2, 3}, 3)})
-		},
-		"offsets behind the rows": func() error {
-			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(4, 5), B: f(2, 5, 2), C: f(4, 2), Offsets: i([]float64{0, 2, 400}, 3)})
-		},
-	} {
-		if err := b.settle(try()); status.Of(err) != status.Internal {
-			s.t.Errorf("%s: %v, want status Internal", name, err)
-		}
-	}
 }

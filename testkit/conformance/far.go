@@ -67,16 +67,19 @@ func testFar(s *suite) {
 		s.convCase(d, suffix, &ref.Conv1d{C: 65, Width: 2, Cu: bounds(1, 2)}, far, true, false)
 	})
 	for i, l := range []layout{far, farHeads} {
-		c := &deltaCase{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 3, Dk: 8, Dv: 5, Cu: bounds(1, 2), L2Norm: true, Scale: 0.3, In: 1, Out: 1}}
+		c := &deltaCase{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 3, Dk: 8, Dv: 5, Cu: bounds(1, 2), L2Norm: true,
+			Scale: 0.3, In: 1, Out: 1}}
 		g := &ref.Attention{Hq: 3, Hkv: 3, D: 16, Dv: 8, CuQ: one(3), CuK: one(3), Causal: true, Scale: 0.3}
 		s.typed(func(d tensor.DType, suffix string) {
 			s.deltaCase(d, fmt.Sprint("gated delta ", i, suffix), c, deltaLayouts{l, l, l})
 			x := newAttentionInput(d, g, seeded(30))
-			s.check(fmt.Sprint("attention ", i, suffix), attentionWant("far"+suffix, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, l, l) })
+			s.check(fmt.Sprint("attention ", i, suffix), attentionWant("far"+suffix, g, x),
+				func(b *bench) ([]*array, error) { return b.attention(g, x, l, l) })
 			all := *g
 			s.withOptions(&all, 92, "sinks slopes cap dropout heads", 2, 1)
 			x.out, x.lse, x.wide = normal(seeded(31), g.Tq()*g.Hq*g.Dv), normal(seeded(32), g.Tq()*g.Hq), true
-			s.check(fmt.Sprint("attention with options ", i, suffix), attentionWant("far with options"+suffix, &all, x), func(b *bench) ([]*array, error) { return b.attention(&all, x, l, l) })
+			s.check(fmt.Sprint("attention with options ", i, suffix), attentionWant("far with options"+suffix, &all, x),
+				func(b *bench) ([]*array, error) { return b.attention(&all, x, l, l) })
 		})
 	}
 }

@@ -10,7 +10,8 @@ import (
 )
 
 func testGatedRMSNorm(s *suite) {
-	for i, shape := range [][]int64{{1, 5}, {3, 2}, {17, 7}, {65, 64}, {7, 65}, {0, 16}, {2, 4097}, {300, 128}, {7, 3, 16}, {65, 2, 33}, {40, 3, 128}, {2, 0, 8}, {1500, 17}} {
+	for i, shape := range [][]int64{{1, 5}, {3, 2}, {17, 7}, {65, 64}, {7, 65}, {0, 16}, {2, 4097}, {300, 128},
+		{7, 3, 16}, {65, 2, 33}, {40, 3, 128}, {2, 0, 8}, {1500, 17}} {
 		layouts := []layout{dense, padded}
 		if len(shape) == 3 {
 			layouts = append(layouts, headMajor)
@@ -40,7 +41,8 @@ func (s *suite) gatedNormCase(d tensor.DType, suffix string, shape []int64, lx, 
 	n := shape[len(shape)-1]
 	rows := size / n
 	r := seeded(40, size, n)
-	x, gate, w, dy, dw := normalAs(d, r, size), gates(d, normal(r, size)), normalAs(d, r, n), normalAs(d, r, size), normal(r, n)
+	x, gate, w, dy, dw := normalAs(d, r, size), gates(d, normal(r, size)), normalAs(d, r, n), normalAs(d, r, size),
+		normal(r, n)
 	if nan {
 		x[5*n+1], gate[7*n+2], dy[9*n] = math.NaN(), math.NaN(), math.NaN()
 	}
@@ -55,8 +57,10 @@ func (s *suite) gatedNormCase(d tensor.DType, suffix string, shape []int64, lx, 
 	name := fmt.Sprint(shape, lx, ly, suffix)
 	run := func(b *bench, x, y *array) ([]*array, error) {
 		saved := b.out("rstd", tensor.F32, shifted, rows)
-		return []*array{y, saved}, b.dev.GatedRMSNormForward(b.stream, &device.GatedRMSNorm{X: x.Tensor, Y: y.Tensor, RStd: saved.Tensor, Eps: eps,
-			Gate: b.in("gate", d, ly, gate, shape...).Tensor, W: b.in("w", d, shifted, w, n).Tensor})
+		return []*array{y, saved},
+			b.dev.GatedRMSNormForward(b.stream,
+				&device.GatedRMSNorm{X: x.Tensor, Y: y.Tensor, RStd: saved.Tensor, Eps: eps,
+					Gate: b.in("gate", d, ly, gate, shape...).Tensor, W: b.in("w", d, shifted, w, n).Tensor})
 	}
 	s.check(name, forward, func(b *bench) ([]*array, error) {
 		return run(b, b.in("x", d, lx, x, shape...), b.out("y", d, ly, shape...))
@@ -68,11 +72,13 @@ func (s *suite) gatedNormCase(d tensor.DType, suffix string, shape []int64, lx, 
 	back := func(b *bench, gate, dy, dx, dgate *array) ([]*array, error) {
 		weights := b.inout("dw", tensor.F32, shifted, dw, n)
 		return []*array{dx, dgate, weights}, b.dev.GatedRMSNormBackward(b.stream, &device.GatedRMSNormGrad{
-			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor, RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor,
-			Gate: gate.Tensor, DY: dy.Tensor, DX: dx.Tensor, DGate: dgate.Tensor, DW: weights.Tensor})
+			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor,
+			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, Gate: gate.Tensor, DY: dy.Tensor, DX: dx.Tensor,
+			DGate: dgate.Tensor, DW: weights.Tensor})
 	}
 	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
-		return back(b, b.in("gate", d, ly, gate, shape...), b.in("dy", d, lx, dy, shape...), b.out("dx", d, ly, shape...), b.out("dgate", d, lx, shape...))
+		return back(b, b.in("gate", d, ly, gate, shape...), b.in("dy", d, lx, dy, shape...),
+			b.out("dx", d, ly, shape...), b.out("dgate", d, lx, shape...))
 	})
 	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		gate, dy := b.inout("gate", d, lx, gate, shape...), b.inout("dy", d, ly, dy, shape...)
@@ -81,7 +87,8 @@ func (s *suite) gatedNormCase(d tensor.DType, suffix string, shape []int64, lx, 
 }
 
 func testSigmoidGate(s *suite) {
-	for i, shape := range [][]int64{{1, 1}, {2, 3}, {7, 17}, {100, 65}, {3, 257}, {0, 9}, {7, 3, 16}, {65, 2, 33}, {2, 0, 8}, {1, 90000}} {
+	for i, shape := range [][]int64{{1, 1}, {2, 3}, {7, 17}, {100, 65}, {3, 257}, {0, 9}, {7, 3, 16}, {65, 2, 33},
+		{2, 0, 8}, {1, 90000}} {
 		layouts := []layout{dense, padded}
 		if len(shape) == 3 {
 			layouts = append(layouts, headMajor)
@@ -118,11 +125,13 @@ func (s *suite) sigmoidGateCase(d tensor.DType, suffix string, shape []int64, lx
 			X: y.Tensor, Gate: b.in("gate", d, ly, gate, shape...).Tensor, Y: y.Tensor})
 	})
 	back := func(b *bench, gate, dy, dx, dgate *array) ([]*array, error) {
-		return []*array{dx, dgate}, b.dev.SigmoidGateBackward(b.stream, &device.SigmoidGateGrad{X: b.in("x", d, lx, x, shape...).Tensor,
-			Gate: gate.Tensor, DY: dy.Tensor, DX: dx.Tensor, DGate: dgate.Tensor})
+		return []*array{dx, dgate},
+			b.dev.SigmoidGateBackward(b.stream, &device.SigmoidGateGrad{X: b.in("x", d, lx, x, shape...).Tensor,
+				Gate: gate.Tensor, DY: dy.Tensor, DX: dx.Tensor, DGate: dgate.Tensor})
 	}
 	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
-		return back(b, b.in("gate", d, ly, gate, shape...), b.in("dy", d, lx, dy, shape...), b.out("dx", d, ly, shape...), b.out("dgate", d, lx, shape...))
+		return back(b, b.in("gate", d, ly, gate, shape...), b.in("dy", d, lx, dy, shape...),
+			b.out("dx", d, ly, shape...), b.out("dgate", d, lx, shape...))
 	})
 	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		gate, dy := b.inout("gate", d, lx, gate, shape...), b.inout("dy", d, ly, dy, shape...)

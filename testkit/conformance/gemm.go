@@ -12,8 +12,10 @@ import (
 func testGemm(s *suite) {
 	turned := layout{order: []int{1, 0}, gap: 2, shift: 1} // a transposed view
 	sizes := [][3]int64{                                   // M, N, K
-		{1, 1, 1}, {1, 2, 3}, {2, 1, 7}, {3, 3, 17}, {7, 17, 2}, {17, 7, 63}, {1, 257, 100}, {257, 1, 100}, {100, 257, 1}, {1, 1, 257},
-		{63, 65, 64}, {64, 64, 64}, {65, 63, 65}, {100, 100, 100}, {257, 100, 65}, {17, 257, 257}, {257, 65, 300}, {3, 700, 40}, {700, 3, 40},
+		{1, 1, 1}, {1, 2, 3}, {2, 1, 7}, {3, 3, 17}, {7, 17, 2}, {17, 7, 63}, {1, 257, 100}, {257, 1, 100},
+		{100, 257, 1}, {1, 1, 257},
+		{63, 65, 64}, {64, 64, 64}, {65, 63, 65}, {100, 100, 100}, {257, 100, 65}, {17, 257, 257}, {257, 65, 300},
+		{3, 700, 40}, {700, 3, 40},
 		{5, 5, 1500}, {0, 5, 3}, {5, 0, 3}, {5, 6, 0}, {130, 90, 600}, {1, 300, 520}, {210, 2100, 9},
 	}
 	layouts := []layout{dense, padded, turned}
@@ -81,18 +83,19 @@ func (s *suite) gemmCase(p *gemm, la, lb layout) {
 	if p.d == tensor.BF16 && s.one.Info().Kind == "cuda" && !s.emulated() {
 		p.want.chain = max(resolution, truncated(p.k))
 	}
-	s.check(fmt.Sprintf("%dx%dx%d %v %v %d %v to %v", p.m, p.n, p.k, la, lb, p.mode, p.d, p.to), []want{p.want}, func(b *bench) ([]*array, error) {
-		g := &device.Gemm{
-			A: b.in("a", p.d, la, p.a, p.m, p.k).Tensor,
-			B: b.in("b", p.d, lb, p.b, p.k, p.n).Tensor,
-		}
-		if p.bias != nil {
-			g.Bias = b.in("bias", p.d, shifted, p.bias, p.n).Tensor
-		}
-		out := b.inout("c", p.to, padded, p.c, p.m, p.n)
-		g.C, g.Accumulate = out.Tensor, p.c != nil
-		return []*array{out}, b.dev.Gemm(b.stream, g)
-	})
+	s.check(fmt.Sprintf("%dx%dx%d %v %v %d %v to %v", p.m, p.n, p.k, la, lb, p.mode, p.d, p.to), []want{p.want},
+		func(b *bench) ([]*array, error) {
+			g := &device.Gemm{
+				A: b.in("a", p.d, la, p.a, p.m, p.k).Tensor,
+				B: b.in("b", p.d, lb, p.b, p.k, p.n).Tensor,
+			}
+			if p.bias != nil {
+				g.Bias = b.in("bias", p.d, shifted, p.bias, p.n).Tensor
+			}
+			out := b.inout("c", p.to, padded, p.c, p.m, p.n)
+			g.C, g.Accumulate = out.Tensor, p.c != nil
+			return []*array{out}, b.dev.Gemm(b.stream, g)
+		})
 }
 
 func (s *suite) gemmNaN(d tensor.DType) {

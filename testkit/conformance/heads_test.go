@@ -25,7 +25,8 @@ func TestAHeadOfItsOwnSize(t *testing.T) {
 		}
 	}
 	f := &fails{}
-	want{name: "dalog", ref: []float64{3, 1e-7}, plain: []float64{3, 1e-7}, sizes: []float64{4, 2e-7}}.compare(f, []float64{3, 2e-7})
+	want{name: "dalog", ref: []float64{3, 1e-7}, plain: []float64{3, 1e-7}, sizes: []float64{4, 2e-7}}.compare(f,
+		[]float64{3, 2e-7})
 	if f.n != 1 {
 		t.Errorf("measured by sizes: %d faults, want 1", f.n)
 	}

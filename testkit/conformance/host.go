@@ -43,17 +43,18 @@ func (s *suite) hostCase(host, dev tensor.DType, l layout, shape []int64) {
 		return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, hostTensor(host, x, shape))
 	})
 	from := rounded(dev, x)
-	s.check(name+" out", []want{want{name: "dst", ref: rounded(host, from), exact: true}}, func(b *bench) ([]*array, error) {
-		src, memory := b.in("src", dev, l, from, shape...), hostTensor(host, make([]float64, n), shape)
-		if err := b.dev.Copy(b.stream, memory, src.Tensor); err != nil {
-			return nil, err
-		}
-		if err := b.stream.Sync(); err != nil {
-			return nil, err
-		}
-		back := b.out("back", host, dense, shape...)
-		return []*array{back}, b.dev.Copy(b.stream, back.Tensor, memory)
-	})
+	s.check(name+" out", []want{want{name: "dst", ref: rounded(host, from), exact: true}},
+		func(b *bench) ([]*array, error) {
+			src, memory := b.in("src", dev, l, from, shape...), hostTensor(host, make([]float64, n), shape)
+			if err := b.dev.Copy(b.stream, memory, src.Tensor); err != nil {
+				return nil, err
+			}
+			if err := b.stream.Sync(); err != nil {
+				return nil, err
+			}
+			back := b.out("back", host, dense, shape...)
+			return []*array{back}, b.dev.Copy(b.stream, back.Tensor, memory)
+		})
 }
 
 // hostTensor returns a tensor of values in Go memory.

@@ -9,8 +9,10 @@ import (
 	"ulysses/testkit/ref"
 )
 
-var normShapes = [][]int64{{1, 1}, {1, 257}, {3, 2}, {2, 3}, {17, 7}, {100, 63}, {65, 64}, {7, 65}, {257, 100}, {0, 16}, {3, 4097}, {300, 192},
-	{7, 3, 16}, {65, 2, 33}, {5, 1, 128}, {2, 0, 8}, {1500, 17}, {40, 256}, {19, 512}, {3, 2048}, {2, 4096}, {2, 8192}, {1, 8200}, {40, 3, 128}}
+var normShapes = [][]int64{{1, 1}, {1, 257}, {3, 2}, {2, 3}, {17, 7}, {100, 63}, {65, 64}, {7, 65}, {257, 100}, {0, 16},
+	{3, 4097}, {300, 192},
+	{7, 3, 16}, {65, 2, 33}, {5, 1, 128}, {2, 0, 8}, {1500, 17}, {40, 256}, {19, 512}, {3, 2048}, {2, 4096}, {2, 8192},
+	{1, 8200}, {40, 3, 128}}
 
 // eachNorm calls f for each shape, type and layout. next is another layout.
 func (s *suite) eachNorm(f func(i int, shape []int64, d tensor.DType, suffix string, l, next layout)) {
@@ -37,7 +39,8 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 	n := shape[len(shape)-1]
 	rows := size / n
 	r := seeded(9, size, n)
-	x, w, dy, was, dw := normalAs(d, r, size), normalAs(d, r, n), normalAs(d, r, size), normalAs(d, r, size), normal(r, n)
+	x, w, dy, was, dw := normalAs(d, r, size), normalAs(d, r, n), normalAs(d, r, size), normalAs(d, r, size),
+		normal(r, n)
 	if nan {
 		x[5*n+1] = math.NaN()
 	}
@@ -55,11 +58,13 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 	s.check(name+" in place", forward, func(b *bench) ([]*array, error) {
 		out, saved := b.inout("x", d, lx, x, shape...), b.out("rstd", tensor.F32, dense, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
-			X: out.Tensor, W: b.in("w", d, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps, Centre: centre})
+			X: out.Tensor, W: b.in("w", d, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps,
+			Centre: centre})
 	})
 
 	dw64, dw32 := append([]float64{}, dw...), f(dw)
-	dx, dx32 := ref.RMSNormGrad(n, x, w, centre, rstd, dy, dw64), ref.RMSNormGrad(n, f(x), f(w), float32(centre), rstd32, f(dy), dw32)
+	dx, dx32 := ref.RMSNormGrad(n, x, w, centre, rstd, dy, dw64),
+		ref.RMSNormGrad(n, f(x), f(w), float32(centre), rstd32, f(dy), dw32)
 	if add {
 		for i, v := range was {
 			dx[i], dx32[i] = dx[i]+v, dx32[i]+float32(v)
@@ -70,7 +75,8 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 		weights := b.inout("dw", tensor.F32, shifted, dw, n)
 		return &device.RMSNormGrad{
 			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor,
-			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: weights.Tensor, AddDX: add, Centre: centre}, weights
+			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: weights.Tensor, AddDX: add,
+			Centre: centre}, weights
 	}
 	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		a, weights := grad(b, ly)

@@ -104,7 +104,8 @@ func (s *suite) eventOrder(t *testing.T) {
 	x, one := b.zeros(), b.ones()
 	streams, events := b.streams(t, 2)
 	for range rounds {
-		b.twiceAndOne(t, streams[0], streams[1], x, one, func() { try(t, streams[0].Record(events[0]), streams[1].Wait(events[0])) })
+		b.twiceAndOne(t, streams[0], streams[1], x, one,
+			func() { try(t, streams[0].Record(events[0]), streams[1].Wait(events[0])) })
 		try(t, streams[1].Record(events[1]), streams[0].Wait(events[1]))
 	}
 	// the host has not waited for streams[1]
@@ -151,7 +152,8 @@ func (s *suite) hostWaits(t *testing.T) {
 	_, events := b.streams(t, 1)
 	host := make([]float32, length)
 	for i := range 5 {
-		try(t, b.dev.Add(b.stream, x, x, one), b.dev.Copy(b.stream, tensor.OfFloat32(host, length), x), b.stream.Record(events[0]), events[0].Sync())
+		try(t, b.dev.Add(b.stream, x, x, one), b.dev.Copy(b.stream, tensor.OfFloat32(host, length), x),
+			b.stream.Record(events[0]), events[0].Sync())
 		if got := float32(i + 1); host[0] != got || host[length-1] != got {
 			t.Fatalf("the host has %v ... %v, want %v", host[0], host[length-1], got)
 		}
@@ -161,7 +163,8 @@ func (s *suite) hostWaits(t *testing.T) {
 // argumentsReturn overwrites argument structs and their slices after each call, before the
 // operation must have run.
 func (s *suite) argumentsReturn(t *testing.T) {
-	g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: bounds(30, 0, 41), CuK: bounds(30, 5, 50), KVHead: []int64{0, 1, 1, 1}, Causal: true, Scale: 0.25}
+	g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: bounds(30, 0, 41), CuK: bounds(30, 5, 50),
+		KVHead: []int64{0, 1, 1, 1}, Causal: true, Scale: 0.25}
 	in := newAttentionInput(tensor.F32, g, seeded(31))
 	wanted := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, in, dense, dense) })
 	spoiled := s.bits(t, func(b *bench) ([]*array, error) {

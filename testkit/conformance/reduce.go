@@ -9,7 +9,8 @@ import (
 )
 
 func testColumnSum(s *suite) {
-	for _, shape := range [][]int64{{0, 5}, {1, 1}, {3, 7}, {257, 1}, {17, 65}, {100, 257}, {3000, 33}, {2, 1000}, {700, 100}} {
+	for _, shape := range [][]int64{{0, 5}, {1, 1}, {3, 7}, {257, 1}, {17, 65}, {100, 257}, {3000, 33}, {2, 1000},
+		{700, 100}} {
 		for _, l := range []layout{dense, padded} {
 			s.typed(func(d tensor.DType, suffix string) { s.columnSumCase(d, suffix, shape[0], shape[1], l) })
 		}

@@ -22,7 +22,8 @@ func testRefusals(s *suite) {
 	double := b.inout("f64", tensor.F64, dense, nil, 1).Tensor
 	strided := b.inout("strided", tensor.F32, layout{inner: 2}, nil, 3, 5).Tensor
 	attention := func(change func(a *device.Attention)) error {
-		a := &device.Attention{Q: f(3, 2, 4), K: f(3, 1, 4), V: f(3, 1, 6), Out: f(3, 2, 6), LSE: f(3, 2), CuQ: one(3), CuK: one(3), Scale: 1}
+		a := &device.Attention{Q: f(3, 2, 4), K: f(3, 1, 4), V: f(3, 1, 6), Out: f(3, 2, 6), LSE: f(3, 2), CuQ: one(3),
+			CuK: one(3), Scale: 1}
 		a.Workspace = b.inout("workspace", tensor.U8, dense, nil, b.dev.AttentionWorkspace(a, false)).Tensor
 		change(a)
 		return b.dev.AttentionForward(b.stream, a)
@@ -41,24 +42,31 @@ func testRefusals(s *suite) {
 		return b.dev.AttentionBackward(b.stream, g)
 	}
 	for name, try := range map[string]func() error{
-		"Copy of another shape":     func() error { return b.dev.Copy(b.stream, x35, x37) },
-		"Copy of another rank":      func() error { return b.dev.Copy(b.stream, x35, x5) },
-		"Add of another shape":      func() error { return b.dev.Add(b.stream, x35, x35, x37) },
-		"Add of another type":       func() error { return b.dev.Add(b.stream, x35, x35, wide) },
-		"Scale of strides":          func() error { return b.dev.Scale(b.stream, strided, 2) },
-		"ColumnSum of another N":    func() error { return b.dev.ColumnSum(b.stream, x3, x35) },
-		"ColumnSum of strides":      func() error { return b.dev.ColumnSum(b.stream, x5, strided) },
-		"Sum into F32":              func() error { return b.dev.Sum(b.stream, x3, x35) },
-		"SumSquares of strides":     func() error { return b.dev.SumSquares(b.stream, f(1), strided) },
-		"Gemm of other inner axes":  func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: x35, B: x37, C: x37}) },
-		"Gemm into another M":       func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(2, 3), B: x35, C: x35}) },
-		"Gemm with another bias":    func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: x35, Bias: x3}) },
-		"RMSNorm of another weight": func() error { return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: x35, W: x3, Y: x35, RStd: x3}) },
+		"Copy of another shape":    func() error { return b.dev.Copy(b.stream, x35, x37) },
+		"Copy of another rank":     func() error { return b.dev.Copy(b.stream, x35, x5) },
+		"Add of another shape":     func() error { return b.dev.Add(b.stream, x35, x35, x37) },
+		"Add of another type":      func() error { return b.dev.Add(b.stream, x35, x35, wide) },
+		"Scale of strides":         func() error { return b.dev.Scale(b.stream, strided, 2) },
+		"ColumnSum of another N":   func() error { return b.dev.ColumnSum(b.stream, x3, x35) },
+		"ColumnSum of strides":     func() error { return b.dev.ColumnSum(b.stream, x5, strided) },
+		"Sum into F32":             func() error { return b.dev.Sum(b.stream, x3, x35) },
+		"SumSquares of strides":    func() error { return b.dev.SumSquares(b.stream, f(1), strided) },
+		"Gemm of other inner axes": func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: x35, B: x37, C: x37}) },
+		"Gemm into another M": func() error {
+			return b.dev.Gemm(b.stream, &device.Gemm{A: f(2, 3), B: x35, C: x35})
+		},
+		"Gemm with another bias": func() error {
+			return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: x35, Bias: x3})
+		},
+		"RMSNorm of another weight": func() error {
+			return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: x35, W: x3, Y: x35, RStd: x3})
+		},
 		"RMSNorm without rstd": func() error {
 			return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: x35, W: x5, Y: x35, RStd: f(2)})
 		},
 		"RMSNorm of another dy": func() error {
-			return b.dev.RMSNormBackward(b.stream, &device.RMSNormGrad{X: x35, W: x5, RStd: x3, DY: x37, DX: x35, DW: x5})
+			return b.dev.RMSNormBackward(b.stream,
+				&device.RMSNormGrad{X: x35, W: x5, RStd: x3, DY: x37, DX: x35, DW: x5})
 		},
 		"AddRMSNorm of another b": func() error {
 			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: x37, W: x5, Sum: x35, Y: y35, RStd: x3})
@@ -81,18 +89,27 @@ func testRefusals(s *suite) {
 		"RopeTable of another length": func() error {
 			return b.dev.RopeTable(b.stream, &device.RopeTable{Positions: ids, Freq: x5, Cos: x35, Sin: f(2, 5)})
 		},
-		"Rope with too many angles": func() error { return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: x35, Sin: x35}) },
+		"Rope with too many angles": func() error {
+			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: x35, Sin: x35})
+		},
 		"Rope with a norm, back": func() error {
-			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(5), RStd: f(3, 2), Inverse: true})
+			return b.dev.Rope(b.stream,
+				&device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(5), RStd: f(3, 2), Inverse: true})
 		},
 		"Rope with a short norm": func() error {
-			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(4), RStd: f(3, 2)})
+			return b.dev.Rope(b.stream,
+				&device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(4), RStd: f(3, 2)})
 		},
 		"Rope with few statistics": func() error {
-			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(5), RStd: f(3, 1)})
+			return b.dev.Rope(b.stream,
+				&device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(5), RStd: f(3, 1)})
 		},
-		"Rope of two axes":     func() error { return b.dev.Rope(b.stream, &device.Rope{X: x35, Y: x35, Cos: f(3, 2), Sin: f(3, 2)}) },
-		"SwiGLU of another up": func() error { return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x37, Y: x35}) },
+		"Rope of two axes": func() error {
+			return b.dev.Rope(b.stream, &device.Rope{X: x35, Y: x35, Cos: f(3, 2), Sin: f(3, 2)})
+		},
+		"SwiGLU of another up": func() error {
+			return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x37, Y: x35})
+		},
 		"SwiGLU of another dy": func() error {
 			return b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{Gate: x35, Up: x35, DY: x5, DGate: x35, DUp: x35})
 		},
@@ -100,17 +117,30 @@ func testRefusals(s *suite) {
 			return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x35, Y: x35, GELU: true, Clamped: true})
 		},
 		"SwiGLU backward of two forms": func() error {
-			return b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{Gate: x35, Up: x35, DY: x35, DGate: x35, DUp: x35, GELU: true, Clamped: true})
+			return b.dev.SwiGLUBackward(b.stream,
+				&device.SwiGLUGrad{Gate: x35, Up: x35, DY: x35, DGate: x35, DUp: x35, GELU: true, Clamped: true})
 		},
-		"Embedding of F32 ids":       func() error { return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: x3, Y: x35}) },
-		"Embedding of another width": func() error { return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: ids, Y: x37}) },
+		"Embedding of F32 ids": func() error {
+			return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: x3, Y: x35})
+		},
+		"Embedding of another width": func() error {
+			return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: ids, Y: x37})
+		},
 		"CrossEntropy of another T": func() error {
 			return b.dev.CrossEntropy(b.stream, &device.CrossEntropy{Logits: f(2, 5), Targets: ids, NLL: x3})
 		},
-		"AdamW of another length": func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x5, M: x3, V: x3, Step: 1}) },
-		"AdamW at step 0":         func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x3, M: x3, V: x3}) },
-		"Gemm of two types":       func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: wide, C: x35}) },
-		"Gemm of F32 into BF16":   func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: wide}) },
+		"AdamW of another length": func() error {
+			return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x5, M: x3, V: x3, Step: 1})
+		},
+		"AdamW at step 0": func() error {
+			return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x3, M: x3, V: x3})
+		},
+		"Gemm of two types": func() error {
+			return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: wide, C: x35})
+		},
+		"Gemm of F32 into BF16": func() error {
+			return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: wide})
+		},
 		"Gemm with another type of bias": func() error {
 			return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: x35, Bias: wide.Select(0, 0)})
 		},
@@ -120,8 +150,12 @@ func testRefusals(s *suite) {
 		"RMSNorm of two types": func() error {
 			return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: wide, W: x5, Y: wide, RStd: x3})
 		},
-		"Rope of two types":   func() error { return b.dev.Rope(b.stream, &device.Rope{X: wide3, Y: x325, Cos: f(3, 1), Sin: f(3, 1)}) },
-		"SwiGLU of two types": func() error { return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: wide, Up: x35, Y: wide}) },
+		"Rope of two types": func() error {
+			return b.dev.Rope(b.stream, &device.Rope{X: wide3, Y: x325, Cos: f(3, 1), Sin: f(3, 1)})
+		},
+		"SwiGLU of two types": func() error {
+			return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: wide, Up: x35, Y: wide})
+		},
 		"Embedding into another type": func() error {
 			return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: wide, IDs: ids, Y: x35})
 		},
@@ -146,11 +180,15 @@ func testRefusals(s *suite) {
 		"Attention, bounds that do not end": func() error {
 			return attention(func(a *device.Attention) { a.CuQ = []int64{0, 4} })
 		},
-		"Attention, bounds of another count": func() error { return attention(func(a *device.Attention) { a.CuK = []int64{0, 1, 3} }) },
+		"Attention, bounds of another count": func() error {
+			return attention(func(a *device.Attention) { a.CuK = []int64{0, 1, 3} })
+		},
 		"Attention, falling bounds": func() error {
 			return attention(func(a *device.Attention) { a.CuQ, a.CuK = []int64{0, 4, 3}, []int64{0, 3, 3} })
 		},
-		"Attention, no such key head": func() error { return attention(func(a *device.Attention) { a.KVHead = []int64{0, 1} }) },
+		"Attention, no such key head": func() error {
+			return attention(func(a *device.Attention) { a.KVHead = []int64{0, 1} })
+		},
 		"Attention, key heads falling": func() error {
 			return attention(func(a *device.Attention) { a.K, a.V, a.KVHead = f(3, 2, 4), f(3, 2, 6), []int64{1, 0} })
 		},
@@ -173,19 +211,25 @@ func testRefusals(s *suite) {
 			return attention(func(a *device.Attention) { a.Sinks, a.Carry = f(2), true })
 		},
 		"Attention, a negative cap": func() error { return attention(func(a *device.Attention) { a.Softcap = -1 }) },
-		"Attention, a NaN as cap":   func() error { return attention(func(a *device.Attention) { a.Softcap = math.NaN() }) },
+		"Attention, a NaN as cap": func() error {
+			return attention(func(a *device.Attention) { a.Softcap = math.NaN() })
+		},
 		"Attention, dropout of all": func() error { return attention(func(a *device.Attention) { a.Dropout = 1 }) },
 		"Attention, negative dropout": func() error {
 			return attention(func(a *device.Attention) { a.Dropout = -0.1 })
 		},
-		"Attention, a NaN as dropout": func() error { return attention(func(a *device.Attention) { a.Dropout = math.NaN() }) },
+		"Attention, a NaN as dropout": func() error {
+			return attention(func(a *device.Attention) { a.Dropout = math.NaN() })
+		},
 		"Attention, a block mask without blocks": func() error {
 			return attention(func(a *device.Attention) { blocks(a); a.BlockRows = 0 })
 		},
 		"Attention, a block mask without sequences": func() error {
 			return attention(func(a *device.Attention) { blocks(a); a.KeySeq = 0 })
 		},
-		"Attention, a block mask too small": func() error { return attention(func(a *device.Attention) { blocks(a); a.QuerySeq = 5 }) },
+		"Attention, a block mask too small": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.QuerySeq = 5 })
+		},
 		"Attention, a block mask of other heads": func() error {
 			return attention(func(a *device.Attention) { blocks(a); a.BlockMask = mask(3, 2, 1) })
 		},
@@ -195,7 +239,9 @@ func testRefusals(s *suite) {
 		"Attention, a document in two sequences": func() error {
 			return attention(func(a *device.Attention) { blocks(a); a.QueryAt = 2 })
 		},
-		"Attention, queries before the batch": func() error { return attention(func(a *device.Attention) { blocks(a); a.QueryAt = -4 }) },
+		"Attention, queries before the batch": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.QueryAt = -4 })
+		},
 		"Attention, gradients of absent sinks": func() error {
 			return gradient(func(g *device.AttentionGrad) { g.DSinks = f(2) })
 		},
@@ -206,10 +252,16 @@ func testRefusals(s *suite) {
 			return gradient(func(g *device.AttentionGrad) { g.Slopes, g.DSlopes = f(2), f(3) })
 		},
 		"Attention, gradients of two types": func() error {
-			return gradient(func(g *device.AttentionGrad) { g.DK = b.inout("bf16", tensor.BF16, dense, nil, 3, 1, 4).Tensor })
+			return gradient(func(g *device.AttentionGrad) {
+				g.DK = b.inout("bf16", tensor.BF16, dense, nil, 3, 1, 4).Tensor
+			})
 		},
-		"Attention, without lse":           func() error { return attention(func(a *device.Attention) { a.LSE = tensor.Tensor{} }) },
-		"Attention, a workspace too small": func() error { return attention(func(a *device.Attention) { a.Workspace.Shape[0] /= 2 }) },
+		"Attention, without lse": func() error {
+			return attention(func(a *device.Attention) { a.LSE = tensor.Tensor{} })
+		},
+		"Attention, a workspace too small": func() error {
+			return attention(func(a *device.Attention) { a.Workspace.Shape[0] /= 2 })
+		},
 	} {
 		s.t.Run(name, func(t *testing.T) {
 			if c := status.Of(b.settle(try())); c == status.OK || c == status.Internal {

@@ -10,7 +10,8 @@ import (
 )
 
 func testSwiGLU(s *suite) {
-	for _, shape := range [][]int64{{1, 1}, {2, 3}, {7, 17}, {63, 64}, {100, 65}, {3, 257}, {0, 9}, {257, 100}, {1, 90000}} {
+	for _, shape := range [][]int64{{1, 1}, {2, 3}, {7, 17}, {63, 64}, {100, 65}, {3, 257}, {0, 9}, {257, 100},
+		{1, 90000}} {
 		for _, l := range []layout{dense, padded} {
 			s.typed(func(d tensor.DType, suffix string) {
 				for form := range swigluForms {
@@ -51,23 +52,27 @@ func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout, 
 	s.check(name, forward, func(b *bench) ([]*array, error) {
 		y := b.out("y", d, padded, t, n)
 		return []*array{y}, b.dev.SwiGLUForward(b.stream, &device.SwiGLU{
-			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor, Y: y.Tensor, GELU: gelu, Clamped: clamped})
+			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor, Y: y.Tensor, GELU: gelu,
+			Clamped: clamped})
 	})
 	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		dg, du := b.out("dgate", d, dense, t, n), b.out("dup", d, l, t, n)
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor,
-			DY: b.in("dy", d, shifted, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor, GELU: gelu, Clamped: clamped})
+			DY: b.in("dy", d, shifted, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor, GELU: gelu,
+			Clamped: clamped})
 	})
 	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		dg, du := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n)
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
-			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor, GELU: gelu, Clamped: clamped})
+			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor,
+			GELU: gelu, Clamped: clamped})
 	})
 	s.check(name+" backward, restored", append(backward, forward...), func(b *bench) ([]*array, error) {
 		dg, du, y := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n), b.inout("dy", d, l, dy, t, n)
 		return []*array{dg, du, y}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
-			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true, GELU: gelu, Clamped: clamped})
+			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true, GELU: gelu,
+			Clamped: clamped})
 	})
 }
 

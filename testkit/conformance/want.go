@@ -124,7 +124,8 @@ func (w want) compare(t testing.TB, got []float64) {
 func (w want) compareHeads(t testing.TB, got []float64) {
 	t.Helper()
 	for h := range w.heads {
-		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, rounds: w.rounds, bound: w.bound, gate: w.gate,
+		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16,
+			rounds: w.rounds, bound: w.bound, gate: w.gate,
 			// the roundings are relative to the tensor's largest value, which may be larger than
 			// the head's
 			chain: 2 * w.chain}

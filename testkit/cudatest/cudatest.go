@@ -63,5 +63,6 @@ func Root() (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("%s is not set, and the sources to build a plug-in are in no parent folder of %s or %s", variable, file, here)
+	return "", fmt.Errorf("%s is not set, and the sources to build a plug-in are in no parent folder of %s or %s",
+		variable, file, here)
 }

@@ -59,8 +59,9 @@ func Open(o Options) (*Device, error) {
 
 // Info describes the device.
 func (d *Device) Info() device.Info {
-	return device.Info{Kind: "fake", Name: "test device", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1, Align: 256, Place: tensor.CUDA,
-		Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor, Memory: d.options.Memory, Free: d.options.Free}
+	return device.Info{Kind: "fake", Name: "test device", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1,
+		Align: 256, Place: tensor.CUDA, Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor,
+		Memory: d.options.Memory, Free: d.options.Free}
 }
 
 // Close runs what is still enqueued.

@@ -22,7 +22,8 @@ type buffer struct {
 // Alloc returns zeroed memory.
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	if limit := d.options.Memory; limit > 0 && d.used+bytes > limit {
-		return nil, status.Errorf(status.OutOfMemory, "fake.Alloc: %d bytes, but only %d of %d are free", bytes, limit-d.used, limit)
+		return nil, status.Errorf(status.OutOfMemory, "fake.Alloc: %d bytes, but only %d of %d are free", bytes,
+			limit-d.used, limit)
 	}
 	real, err := d.inner.Alloc(bytes)
 	if err != nil {
@@ -43,7 +44,8 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 // return an error for it.
 func (d *Device) AllocHost(bytes int64) (device.Buffer, error) {
 	if limit := d.options.HostMemory; limit > 0 && bytes > limit {
-		return nil, status.Errorf(status.OutOfMemory, "fake.AllocHost: %d bytes, but an allocation has at most %d", bytes, limit)
+		return nil, status.Errorf(status.OutOfMemory, "fake.AllocHost: %d bytes, but an allocation has at most %d",
+			bytes, limit)
 	}
 	return d.inner.Alloc(bytes)
 }
@@ -88,7 +90,8 @@ func (d *Device) real(t tensor.Tensor) (tensor.Tensor, error) {
 		return t, nil
 	}
 	for _, b := range d.memory {
-		if at := int64(uintptr(t.Data) - uintptr(b.Pointer())); at+lo >= 0 && at+hi <= b.bytes && at >= 0 && at <= b.bytes {
+		if at := int64(uintptr(t.Data) - uintptr(b.Pointer())); at+lo >= 0 && at+hi <= b.bytes && at >= 0 &&
+			at <= b.bytes {
 			t.Data, t.Where = unsafe.Add(b.real.Pointer(), at), tensor.Host
 			return t, nil
 		}

@@ -27,7 +27,8 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 		case p.Unused:
 			*t = tensor.Tensor{}
 		case p.Host && t.Where == tensor.Host && !t.Contiguous():
-			return status.Errorf(status.InvalidArgument, "fake.%s: %s is %v; a host tensor must be dense", o.Name, p.Name, *t)
+			return status.Errorf(status.InvalidArgument, "fake.%s: %s is %v; a host tensor must be dense", o.Name,
+				p.Name, *t)
 		case p.Host && t.Where == tensor.Host:
 			if t.Numel() > 0 && !p.Out {
 				reads = t.RawBytes()
@@ -43,7 +44,8 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 				return status.Errorf(status.Of(err), "fake.%s: %s: %w", o.Name, p.Name, err)
 			}
 			if t.DType == tensor.BF16 && !slices.Contains(d.options.Compute, tensor.BF16) {
-				return status.Errorf(status.Unsupported, "fake.%s: %s is %v; this device computes in %v", o.Name, p.Name, *t, d.options.Compute)
+				return status.Errorf(status.Unsupported, "fake.%s: %s is %v; this device computes in %v", o.Name,
+					p.Name, *t, d.options.Compute)
 			}
 		}
 	}
@@ -76,7 +78,8 @@ func (d *Device) willRead(memory []byte) bool {
 }
 
 // onHost replaces the device tensors of a call by the results of by.
-func (d *Device) onHost(o *device.Operation, args unsafe.Pointer, by func(tensor.Tensor) (tensor.Tensor, error)) (err error) {
+func (d *Device) onHost(o *device.Operation, args unsafe.Pointer,
+	by func(tensor.Tensor) (tensor.Tensor, error)) (err error) {
 	for i := range o.Operands {
 		if t := o.Operands[i].Tensor(args); err == nil && t.Where != tensor.Host {
 			*t, err = by(*t)

@@ -19,7 +19,8 @@ var world comm.Comm
 
 // Main runs the tests of a package and returns the exit code.
 func Main(m *testing.M) int {
-	if os.Getenv("OMPI_COMM_WORLD_SIZE") == "" && os.Getenv("PMI_SIZE") == "" && os.Getenv("SLURM_STEP_NUM_TASKS") == "" {
+	if os.Getenv("OMPI_COMM_WORLD_SIZE") == "" && os.Getenv("PMI_SIZE") == "" &&
+		os.Getenv("SLURM_STEP_NUM_TASKS") == "" {
 		args, err := arguments()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -70,9 +71,11 @@ func arguments() ([]string, error) {
 
 // launch starts this test binary on n ranks.
 func launch(n int, args []string) int {
-	args = append([]string{"--oversubscribe", "--bind-to", "none", "--timeout", "300", "-n", strconv.Itoa(n), os.Args[0]}, args...)
+	args = append([]string{"--oversubscribe", "--bind-to", "none", "--timeout", "300", "-n", strconv.Itoa(n),
+		os.Args[0]}, args...)
 	cmd := exec.Command("mpirun", args...)
-	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_btl_tcp_if_include=lo")
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_btl_tcp_if_include=lo")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	fmt.Printf("mpirun -n %d\n", n)
 	if err := cmd.Run(); err != nil {

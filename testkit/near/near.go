@@ -84,7 +84,8 @@ func (d *Difference) WithinRelative(name string, tolerance float64) error {
 	if d.pairs > 0 && finite(d.Relative()) && d.Relative() <= tolerance {
 		return nil
 	}
-	return fmt.Errorf("%s%v: max|got-want| / max|want| is %.3g, at most %.3g is allowed", space(name, d), d, d.Relative(), tolerance)
+	return fmt.Errorf("%s%v: max|got-want| / max|want| is %.3g, at most %.3g is allowed", space(name, d), d,
+		d.Relative(), tolerance)
 }
 
 // space puts a colon between a name and what follows, unless an index does.

@@ -43,13 +43,18 @@ func TestNear(t *testing.T) {
 		{value(1, 1, nan), "x: 1, want 1: the difference is 0, at most NaN is allowed"},
 		{slice([]float32{1, 2}, []float64{1, 2}, 0), ""},
 		{slice(nil, nil, 0), ""},
-		{slice([]float32{1, 2, 3}, []float64{1, 4, 3.5}, 1), "x[1]: 2, want 4: the difference is 2, at most 1 is allowed"},
-		{slice([]float32{1, float32(nan), 3}, []float64{1, 4, 9}, 1), "x[1]: NaN, want 4: the difference is +Inf, at most 1 is allowed"},
+		{slice([]float32{1, 2, 3}, []float64{1, 4, 3.5}, 1),
+			"x[1]: 2, want 4: the difference is 2, at most 1 is allowed"},
+		{slice([]float32{1, float32(nan), 3}, []float64{1, 4, 9}, 1),
+			"x[1]: NaN, want 4: the difference is +Inf, at most 1 is allowed"},
 		{slice([]float32{1}, nil, 1), "x: 1 values, want 0"},
 		{relative([]float64{100, 1}, []float64{100, 2}, 0.01), ""},
-		{relative([]float64{100, 1}, []float64{100, 3}, 0.01), "x[1]: 1, want 3: max|got-want| / max|want| is 0.02, at most 0.01 is allowed"},
-		{relative([]float64{0, 1}, []float64{0, 0}, 9), "x[1]: 1, want 0: max|got-want| / max|want| is +Inf, at most 9 is allowed"},
-		{relative([]float64{1, 1}, []float64{1, -inf}, 9), "x[1]: 1, want -Inf: max|got-want| / max|want| is +Inf, at most 9 is allowed"},
+		{relative([]float64{100, 1}, []float64{100, 3}, 0.01),
+			"x[1]: 1, want 3: max|got-want| / max|want| is 0.02, at most 0.01 is allowed"},
+		{relative([]float64{0, 1}, []float64{0, 0}, 9),
+			"x[1]: 1, want 0: max|got-want| / max|want| is +Inf, at most 9 is allowed"},
+		{relative([]float64{1, 1}, []float64{1, -inf}, 9),
+			"x[1]: 1, want -Inf: max|got-want| / max|want| is +Inf, at most 9 is allowed"},
 		{relative([]float64{0}, []float64{0}, 0), ""},
 		{relative([]float64{0}, []float64{0, 1}, 0), "x: 1 values, want 2"},
 	} {
@@ -76,7 +81,8 @@ func TestDifference(t *testing.T) {
 		t.Errorf("%+v: %v", *d, d)
 	}
 	d.Add(math.NaN(), 1, 7, 7)
-	if err := d.WithinRelative("y", 100); err == nil || err.Error() != "y[7 7]: NaN, want 1: max|got-want| / max|want| is +Inf, at most 100 is allowed" {
+	if err := d.WithinRelative("y", 100); err == nil ||
+		err.Error() != "y[7 7]: NaN, want 1: max|got-want| / max|want| is +Inf, at most 100 is allowed" {
 		t.Error(err)
 	}
 }

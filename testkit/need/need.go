@@ -38,9 +38,11 @@ func File(t testing.TB, path, fix string) string {
 // containers that are started with this right have it.
 func Namespaces(t testing.TB) {
 	t.Helper()
-	try := []string{"--uts", "--ipc", "--mount", "--propagation", "private", "sh", "-c", "hostname probe && mount -t tmpfs tmpfs /dev/shm"}
+	try := []string{"--uts", "--ipc", "--mount", "--propagation", "private", "sh", "-c",
+		"hostname probe && mount -t tmpfs tmpfs /dev/shm"}
 	if out, err := exec.Command("unshare", try...).CombinedOutput(); err != nil {
-		Missing(t, "no right to make namespaces and mounts: "+string(bytes.TrimSpace(out)), "run the tests as root, in a container started with --privileged")
+		Missing(t, "no right to make namespaces and mounts: "+string(bytes.TrimSpace(out)),
+			"run the tests as root, in a container started with --privileged")
 	}
 }
 

@@ -30,10 +30,14 @@ func TestNeed(t *testing.T) {
 		want string
 	}{
 		{"true", func(t testing.TB) { Tool(t, "go", "install Go"); File(t, dir, "mkdir") }, ""},
-		{"", func(t testing.TB) { Tool(t, "no-such-tool", "install it") }, "skipped: SKIPPED: no no-such-tool on PATH: install it"},
-		{"true", func(t testing.TB) { Tool(t, "no-such-tool", "install it") }, "failed: no no-such-tool on PATH, and CI=true: install it"},
-		{"", func(t testing.TB) { File(t, "/no/file", "make file") }, "skipped: SKIPPED: stat /no/file: no such file or directory: make file"},
-		{"true", func(t testing.TB) { File(t, "/no/file", "make file") }, "failed: stat /no/file: no such file or directory, and CI=true: make file"},
+		{"", func(t testing.TB) { Tool(t, "no-such-tool", "install it") },
+			"skipped: SKIPPED: no no-such-tool on PATH: install it"},
+		{"true", func(t testing.TB) { Tool(t, "no-such-tool", "install it") },
+			"failed: no no-such-tool on PATH, and CI=true: install it"},
+		{"", func(t testing.TB) { File(t, "/no/file", "make file") },
+			"skipped: SKIPPED: stat /no/file: no such file or directory: make file"},
+		{"true", func(t testing.TB) { File(t, "/no/file", "make file") },
+			"failed: stat /no/file: no such file or directory, and CI=true: make file"},
 	} {
 		t.Setenv("CI", x.ci)
 		r, done := &recorder{}, make(chan bool)

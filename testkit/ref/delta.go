@@ -189,7 +189,8 @@ func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, l
 // GatedDeltaBackward returns the gradients for dout [T, Hv, Dv] and dlast [Out, Hv, Dk, Dv], by the
 // recurrence in the opposite order. A nil dlast is zero.
 func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlast []T) GatedDeltaGrad[T] {
-	y := GatedDeltaGrad[T]{make([]T, a.T()*a.Hv*a.Dk), make([]T, a.T()*a.Hv*a.Dk), make([]T, len(v)), make([]T, len(g)), make([]T, len(g)), make([]T, a.In*a.Hv*a.Dk*a.Dv)}
+	y := GatedDeltaGrad[T]{make([]T, a.T()*a.Hv*a.Dk), make([]T, a.T()*a.Hv*a.Dk), make([]T, len(v)), make([]T, len(g)),
+		make([]T, len(g)), make([]T, a.In*a.Hv*a.Dk*a.Dv)}
 	for h := range a.Hv {
 		for document := range a.Documents() {
 			lo, hi := a.Cu[document], a.Cu[document+1]

@@ -74,7 +74,8 @@ func TestConv1dGradient(t *testing.T) {
 			a := &Conv1d{C: 2, Width: width, Cu: cu}
 			r := rand.New(rand.NewPCG(4, uint64(width)))
 			n := a.T() * a.C
-			x, w, before, dy, dw := normal(r, n), normal(r, a.C*width), normal(r, (width-1)*a.C), normal(r, n), make([]float64, a.C*width)
+			x, w, before, dy, dw := normal(r, n), normal(r, a.C*width), normal(r, (width-1)*a.C), normal(r, n),
+				make([]float64, a.C*width)
 			loss := func() float64 { return dot(Conv1dForward(a, x, w, before), dy) }
 			dx, dbefore := Conv1dBackward(a, x, w, before, dy, dw)
 			sameSlope(t, "dx", x, dx, loss)
@@ -91,7 +92,8 @@ func TestGatesGradient(t *testing.T) {
 	const tokens, heads = 4, 3
 	a, b, alog, bias := normal(r, tokens*heads), normal(r, tokens*heads), normal(r, heads), normal(r, heads)
 	a[4], a[5] = 30, -30
-	dg, dbeta, dalog, dbias := normal(r, tokens*heads), normal(r, tokens*heads), make([]float64, heads), make([]float64, heads)
+	dg, dbeta, dalog, dbias := normal(r, tokens*heads), normal(r, tokens*heads), make([]float64, heads),
+		make([]float64, heads)
 	loss := func() float64 { g, beta := DeltaGates(a, b, alog, bias); return dot(g, dg) + dot(beta, dbeta) }
 	da, db := DeltaGatesGrad(a, b, alog, bias, dg, dbeta, dalog, dbias)
 	sameSlope(t, "da", a, da, loss)
@@ -129,10 +131,13 @@ func TestGatedDeltaKnown(t *testing.T) {
 		norm      bool
 		out, last []float64
 	}{
-		{false, []float64{-0.248290241, 0.123333015, 0.250288963, -0.48581785, 0.239336282, -0.629016817}, []float64{-0.777839899, 2.35351348, 0.210241273, -0.367020041}},
-		{true, []float64{-0.601346254, 0.680516124, 0.342032611, -1.01637483, 0.496859819, -1.38399935}, []float64{-0.978757679, 2.96002698, 0.232188791, -0.506537437}},
+		{false, []float64{-0.248290241, 0.123333015, 0.250288963, -0.48581785, 0.239336282, -0.629016817},
+			[]float64{-0.777839899, 2.35351348, 0.210241273, -0.367020041}},
+		{true, []float64{-0.601346254, 0.680516124, 0.342032611, -1.01637483, 0.496859819, -1.38399935},
+			[]float64{-0.978757679, 2.96002698, 0.232188791, -0.506537437}},
 	} {
-		a := &GatedDelta{Hk: 1, Hv: 1, Dk: 2, Dv: 2, Cu: bounds(3), L2Norm: c.norm, Scale: math.Sqrt(0.5), In: 1, Out: 1}
+		a := &GatedDelta{Hk: 1, Hv: 1, Dk: 2, Dv: 2, Cu: bounds(3), L2Norm: c.norm, Scale: math.Sqrt(0.5),
+			In: 1, Out: 1}
 		out, last := GatedDeltaForward(a, q, k, v, g, beta, []float64{0.2, -0.6, 1.1, 0.4})
 		each(t, "out", out, c.out, 2e-6)
 		each(t, "last", last, c.last, 2e-6)
@@ -143,11 +148,13 @@ func TestGatedDeltaKnown(t *testing.T) {
 func TestConv1dKnown(t *testing.T) {
 	a := &Conv1d{C: 2, Width: 3, Cu: bounds(3)}
 	y := Conv1dForward(a, []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{0.1, 0.2, 0.3, -0.4, 0.5, -0.6}, nil)
-	each(t, "y", y, []float64{0.172332755043, 0.922229740199, 0.205316152621, -0.276562445509, -0.0475020812521, -0.257438100643}, 1e-11)
+	each(t, "y", y, []float64{0.172332755043, 0.922229740199, 0.205316152621, -0.276562445509, -0.0475020812521,
+		-0.257438100643}, 1e-11)
 }
 
 func TestGatesKnown(t *testing.T) {
-	g, beta := DeltaGates([]float64{0, 25, -800}, []float64{0, math.Log(3), 0}, []float64{math.Log(2), 0, 0}, []float64{0, 5, 0})
+	g, beta := DeltaGates([]float64{0, 25, -800}, []float64{0, math.Log(3), 0}, []float64{math.Log(2), 0, 0},
+		[]float64{0, 5, 0})
 	each(t, "g", g, []float64{-2 * math.Ln2, -30, 0}, 1e-15)
 	each(t, "beta", beta, []float64{0.5, 0.75, 0.5}, 1e-15)
 }

@@ -100,22 +100,36 @@ func TestCrossEntropyGradient(t *testing.T) {
 func TestAttentionGradient(t *testing.T) {
 	mask := []uint8{1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 0} // [2, 3, 2], of 5 queries and 5 keys
 	for name, a := range map[string]*Attention{
-		"full":           {Hq: 2, Hkv: 2, D: 3, Dv: 3, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Scale: 0.7},
-		"causal":         {Hq: 4, Hkv: 2, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Causal: true, Scale: 0.7},
-		"fewer keys":     {Hq: 1, Hkv: 1, D: 1, Dv: 3, CuQ: []int64{0, 5}, CuK: []int64{0, 3}, Causal: true, Scale: 1.3},
-		"more keys":      {Hq: 1, Hkv: 1, D: 4, Dv: 1, CuQ: []int64{0, 2}, CuK: []int64{0, 5}, Causal: true, Scale: 0.5},
-		"documents":      {Hq: 2, Hkv: 1, D: 2, Dv: 2, CuQ: []int64{0, 3, 3, 4, 7}, CuK: []int64{0, 3, 5, 6, 9}, Causal: true, Scale: 0.7},
-		"window":         {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 6}, CuK: []int64{0, 6}, Window: &Window{Left: 2, Right: 1}, Scale: 0.7},
-		"causal window":  {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4, 9}, CuK: []int64{0, 6, 8}, Causal: true, Window: &Window{Left: 1, Right: -1}, Scale: 0.7},
-		"uneven grouped": {Hq: 3, Hkv: 3, D: 2, Dv: 2, CuQ: []int64{0, 4}, CuK: []int64{0, 4}, KVHead: []int64{0, 0, 2}, Causal: true, Scale: 0.7},
-		"shift":          {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4, 9}, CuK: []int64{0, 6, 8}, Shift: []int64{-1, -2}, Causal: true, Scale: 0.7},
-		"sinks":          {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 3}, Causal: true, Sinks: []float64{0.7, -3}, Scale: 0.7},
-		"slopes":         {Hq: 2, Hkv: 2, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 6}, Slopes: []float64{0.5, -0.2}, Scale: 0.7},
-		"softcap":        {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Softcap: 1.3, Scale: 2},
-		"dropout":        {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Dropout: 0.4, Seed: 5, Scale: 1},
-		"block mask":     {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5, 10}, CuK: []int64{0, 5, 10}, Mask: mask, QuerySeq: 5, KeySeq: 5, BlockRows: 2, BlockColumns: 3, Scale: 1},
-		"all": {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4}, CuK: []int64{0, 5}, Mask: mask, QueryAt: 1 << 40, KeyAt: 5 << 33, QuerySeq: 5, KeySeq: 5, BlockRows: 2, BlockColumns: 3,
-			Shift: []int64{2}, Window: &Window{Left: 4, Right: 3}, Sinks: []float64{0.7, -3}, Slopes: []float64{0.5, -0.2}, Softcap: 3, Dropout: 0.3, Seed: -9, HeadAt: 11, Scale: 1},
+		"full": {Hq: 2, Hkv: 2, D: 3, Dv: 3, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Scale: 0.7},
+		"causal": {Hq: 4, Hkv: 2, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Causal: true,
+			Scale: 0.7},
+		"fewer keys": {Hq: 1, Hkv: 1, D: 1, Dv: 3, CuQ: []int64{0, 5}, CuK: []int64{0, 3}, Causal: true,
+			Scale: 1.3},
+		"more keys": {Hq: 1, Hkv: 1, D: 4, Dv: 1, CuQ: []int64{0, 2}, CuK: []int64{0, 5}, Causal: true,
+			Scale: 0.5},
+		"documents": {Hq: 2, Hkv: 1, D: 2, Dv: 2, CuQ: []int64{0, 3, 3, 4, 7}, CuK: []int64{0, 3, 5, 6, 9},
+			Causal: true, Scale: 0.7},
+		"window": {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 6}, CuK: []int64{0, 6},
+			Window: &Window{Left: 2, Right: 1}, Scale: 0.7},
+		"causal window": {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4, 9}, CuK: []int64{0, 6, 8}, Causal: true,
+			Window: &Window{Left: 1, Right: -1}, Scale: 0.7},
+		"uneven grouped": {Hq: 3, Hkv: 3, D: 2, Dv: 2, CuQ: []int64{0, 4}, CuK: []int64{0, 4}, KVHead: []int64{0, 0, 2},
+			Causal: true, Scale: 0.7},
+		"shift": {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4, 9}, CuK: []int64{0, 6, 8},
+			Shift: []int64{-1, -2}, Causal: true, Scale: 0.7},
+		"sinks": {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 3}, Causal: true,
+			Sinks: []float64{0.7, -3}, Scale: 0.7},
+		"slopes": {Hq: 2, Hkv: 2, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 6},
+			Slopes: []float64{0.5, -0.2}, Scale: 0.7},
+		"softcap": {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Softcap: 1.3, Scale: 2},
+		"dropout": {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5}, CuK: []int64{0, 5}, Dropout: 0.4, Seed: 5,
+			Scale: 1},
+		"block mask": {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 5, 10}, CuK: []int64{0, 5, 10}, Mask: mask,
+			QuerySeq: 5, KeySeq: 5, BlockRows: 2, BlockColumns: 3, Scale: 1},
+		"all": {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4}, CuK: []int64{0, 5}, Mask: mask, QueryAt: 1 << 40,
+			KeyAt: 5 << 33, QuerySeq: 5, KeySeq: 5, BlockRows: 2, BlockColumns: 3,
+			Shift: []int64{2}, Window: &Window{Left: 4, Right: 3}, Sinks: []float64{0.7, -3},
+			Slopes: []float64{0.5, -0.2}, Softcap: 3, Dropout: 0.3, Seed: -9, HeadAt: 11, Scale: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(2, uint64(len(name))))
@@ -136,8 +150,9 @@ func TestAttentionGradient(t *testing.T) {
 // A softmax that is carried through calls with some keys each is the softmax over all keys, and the
 // gradients of the calls add up to its gradients.
 func TestAttentionCarry(t *testing.T) {
-	whole := &Attention{Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 6}, CuK: []int64{0, 8}, Causal: true, Shift: []int64{1}, Scale: 1,
-		Sinks: []float64{0.3, -1}, Slopes: []float64{0.5, 0.1}, Softcap: 2, Dropout: 0.3, Seed: 3}
+	whole := &Attention{Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 6}, CuK: []int64{0, 8}, Causal: true,
+		Shift: []int64{1}, Scale: 1, Sinks: []float64{0.3, -1}, Slopes: []float64{0.5, 0.1}, Softcap: 2,
+		Dropout: 0.3, Seed: 3}
 	r := rand.New(rand.NewPCG(2, 77))
 	q, k, v, dout := normal(r, 6*2*3), normal(r, 8*3), normal(r, 8*2), normal(r, 6*2*2)
 	out, lse := AttentionForward(whole, q, k, v)

@@ -50,14 +50,18 @@ func TestVisible(t *testing.T) {
 			for _, left := range sides {
 				for _, right := range sides {
 					for _, causal := range []bool{false, true} {
-						a := &Attention{CuQ: []int64{0, 2, 2 + sq}, CuK: []int64{0, 3, 3 + sk}, Causal: causal, Window: &Window{left, right}}
+						a := &Attention{CuQ: []int64{0, 2, 2 + sq}, CuK: []int64{0, 3, 3 + sk}, Causal: causal,
+							Window: &Window{left, right}}
 						for i := range sq {
 							lo, hi := a.Visible(2 + i)
 							for j := range sk {
 								at := i + sk - sq
-								sees := !(causal && j > at) && !(left >= 0 && at-j > left) && !(right >= 0 && j-at > right)
+								sees := !(causal && j > at) && !(left >= 0 && at-j > left) &&
+									!(right >= 0 && j-at > right)
 								if got := lo <= 3+j && 3+j < hi; got != sees {
-									t.Fatalf("query %d of %d, key %d of %d, causal %v, window %d %d: visible %v, want %v", i, sq, j, sk, causal, left, right, got, sees)
+									t.Fatalf(
+										"query %d of %d, key %d of %d, causal %v, window %d %d: visible %v, want %v", i,
+										sq, j, sk, causal, left, right, got, sees)
 								}
 							}
 							if lo < hi && (lo < 3 || hi > 3+sk) {
@@ -76,7 +80,8 @@ func TestVisible(t *testing.T) {
 func TestAdamWKnown(t *testing.T) {
 	w, m, v := []float64{1, -2, 0.5}, make([]float64, 3), make([]float64, 3)
 	for step := int64(1); step <= 3; step++ {
-		a := AdamW{LR: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.2, GradScale: 0.5 * float64(step), Step: step}
+		a := AdamW{LR: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.2, GradScale: 0.5 * float64(step),
+			Step: step}
 		Update(a, w, []float64{0.6, -2, 4}, m, v)
 	}
 	each(t, "w", w, []float64{0.65681840636399946, -1.598010401742616, 0.18622240075231955}, 1e-14)
@@ -113,7 +118,8 @@ func TestRopeTable(t *testing.T) {
 func TestGemm(t *testing.T) {
 	a, b := []float64{1, 2, 3, 4, 5, 6}, []float64{1, 0, 2, 1, 0, 3}
 	each(t, "a·b", Gemm(2, 2, 3, a, b, nil, nil), []float64{5, 11, 14, 23}, 0)
-	each(t, "a·b + bias + c", Gemm(2, 2, 3, a, b, []float64{1, 2}, []float64{10, 20, 30, 40}), []float64{16, 33, 45, 65}, 0)
+	each(t, "a·b + bias + c", Gemm(2, 2, 3, a, b, []float64{1, 2}, []float64{10, 20, 30, 40}),
+		[]float64{16, 33, 45, 65}, 0)
 	each(t, "nothing to sum", Gemm(1, 2, 0, nil, nil, []float64{1, 2}, nil), []float64{1, 2}, 0)
 }
 

@@ -84,11 +84,15 @@ func New(c comm.Comm, links Links, clock Clock) (*Comm, error) {
 func NewOnNodes(c comm.Comm, node int, within, across Links, clock Clock) (*Comm, error) {
 	for _, links := range []Links{within, across} {
 		if !(links.Bandwidth > 0) || links.Latency < 0 || links.Overhead < 0 {
-			return nil, status.Errorf(status.InvalidArgument, "slowlinks.New: latency %v, overhead %v and bandwidth %v; give 0 or more, 0 or more, and more than 0", links.Latency, links.Overhead, links.Bandwidth)
+			return nil, status.Errorf(status.InvalidArgument,
+				"slowlinks.New: latency %v, overhead %v and bandwidth %v; give 0 or more, 0 or more, and more than 0",
+				links.Latency, links.Overhead, links.Bandwidth)
 		}
 	}
 	if c.Kind() != "local" {
-		return nil, status.Errorf(status.Unsupported, "slowlinks.New: a communicator of kind %q; the clocks of its ranks differ, so use goroutine ranks (comm.RunLocal)", c.Kind())
+		return nil, status.Errorf(status.Unsupported,
+			"slowlinks.New: a communicator of kind %q; the clocks of its ranks differ, so use goroutine ranks (comm.RunLocal)",
+			c.Kind())
 	}
 	if clock == nil {
 		clock = systemClock{}
@@ -107,13 +111,15 @@ func wrap(c comm.Comm, like *Comm) (*Comm, error) {
 		ones[j] = 1
 	}
 	nodeOf, several := make([]int64, c.Size()), false
-	if err := stamps.AllGather(nil, tensor.OfInt64(nodeOf, int64(c.Size())), tensor.OfInt64([]int64{int64(like.node)}, 1), ones); err != nil {
+	if err := stamps.AllGather(nil, tensor.OfInt64(nodeOf, int64(c.Size())),
+		tensor.OfInt64([]int64{int64(like.node)}, 1), ones); err != nil {
 		return nil, err
 	}
 	for _, node := range nodeOf {
 		several = several || node != nodeOf[0]
 	}
-	return &Comm{Comm: c, stamps: stamps, ones: ones, links: like.links, clock: like.clock, out: like.out, node: like.node, nodeOf: nodeOf, several: several}, nil
+	return &Comm{Comm: c, stamps: stamps, ones: ones, links: like.links, clock: like.clock, out: like.out,
+		node: like.node, nodeOf: nodeOf, several: several}, nil
 }
 
 // time returns how long a message occupies a link.
@@ -178,7 +184,8 @@ func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendR
 	return r.Wait()
 }
 
-func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
+	sendRows []int64) (comm.Request, error) {
 	if s != nil {
 		if err := s.Sync(); err != nil { // the messages leave when the data is ready
 			return nil, err
@@ -199,7 +206,8 @@ func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, 
 			r.keep[j] = int64(left + c.links[level].Latency)
 		}
 	}
-	r.stamps, err = c.stamps.AllToAllStart(nil, tensor.OfInt64(r.recv, int64(n)), tensor.OfInt64(r.keep, int64(n)), c.ones, c.ones)
+	r.stamps, err = c.stamps.AllToAllStart(nil, tensor.OfInt64(r.recv, int64(n)), tensor.OfInt64(r.keep, int64(n)),
+		c.ones, c.ones)
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +259,8 @@ func (c *Comm) ring(bytes int64) error {
 		return nil
 	}
 	all := make([]int64, n)
-	if err := c.stamps.AllGather(nil, tensor.OfInt64(all, int64(n)), tensor.OfInt64([]int64{int64(c.clock.Now())}, 1), c.ones); err != nil {
+	if err := c.stamps.AllGather(nil, tensor.OfInt64(all, int64(n)), tensor.OfInt64([]int64{int64(c.clock.Now())}, 1),
+		c.ones); err != nil {
 		return err
 	}
 	level := inside

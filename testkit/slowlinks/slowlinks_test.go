@@ -186,7 +186,8 @@ func TestOtherCalls(t *testing.T) {
 		}
 		return sub.Close()
 	})
-	expect(t, "send-receive", got, []time.Duration{ms, 2 * ms}, []time.Duration{11 * ms, 12 * ms}, []time.Duration{11 * ms, 12 * ms})
+	expect(t, "send-receive", got, []time.Duration{ms, 2 * ms}, []time.Duration{11 * ms, 12 * ms},
+		[]time.Duration{11 * ms, 12 * ms})
 }
 
 // Messages to other nodes have a link of their own, also in sub-communicators.
@@ -194,7 +195,8 @@ func TestNodes(t *testing.T) {
 	clocks := make([]still, 4)
 	err := comm.RunLocal(4, func(inner comm.Comm) error {
 		r := inner.Rank()
-		c, err := NewOnNodes(inner, r/2, links, Links{Latency: 100 * ms, Overhead: 2 * ms, Bandwidth: 125e3}, &clocks[r])
+		c, err := NewOnNodes(inner, r/2, links, Links{Latency: 100 * ms, Overhead: 2 * ms, Bandwidth: 125e3},
+			&clocks[r])
 		if err != nil {
 			return err
 		}

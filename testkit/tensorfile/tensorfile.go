@@ -72,7 +72,8 @@ func Small(t *testing.T, shapes map[string][]int64, ints map[string][]int64) str
 
 // Filled writes a file of F32 tensors, each filled with its value and then changed by its function
 // in spoil, and returns its path.
-func Filled(t *testing.T, shapes map[string][]int64, value map[string]float32, spoil map[string]func(x []float32)) string {
+func Filled(t *testing.T, shapes map[string][]int64, value map[string]float32,
+	spoil map[string]func(x []float32)) string {
 	t.Helper()
 	var items []tensor.Item
 	for _, name := range slices.Sorted(maps.Keys(shapes)) {

@@ -71,7 +71,8 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 	case *List:
 		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple && a.isPlain() && l.isPlain() {
 			in.spend(line, int64(len(a.Items)+len(l.Items)))
-			return &List{Items: append(append(make([]Value, 0, len(a.Items)+len(l.Items)), a.Items...), l.Items...), tuple: a.tuple}, true
+			return &List{Items: append(append(make([]Value, 0, len(a.Items)+len(l.Items)), a.Items...), l.Items...),
+				tuple: a.tuple}, true
 		}
 	}
 	return nil, false

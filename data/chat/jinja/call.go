@@ -32,7 +32,8 @@ func (c *call) run(f func() Value) Value {
 		for _, n := range c.named {
 			names = append(names, n.name)
 		}
-		fail(c.line, "%s: one of the arguments %s is not supported, or is given twice", c.name, strings.Join(names, ", "))
+		fail(c.line, "%s: one of the arguments %s is not supported, or is given twice", c.name,
+			strings.Join(names, ", "))
 	}
 	return v
 }

@@ -68,7 +68,8 @@ func (p *parser) compare() expr {
 	for {
 		op := ""
 		switch t := p.peek(); {
-		case t.kind == tokOp && (t.text == "==" || t.text == "!=" || t.text == "<" || t.text == ">" || t.text == "<=" || t.text == ">="), p.isName("in"):
+		case t.kind == tokOp && (t.text == "==" || t.text == "!=" || t.text == "<" || t.text == ">" || t.text == "<=" ||
+			t.text == ">="), p.isName("in"):
 			op = t.text
 			p.at++
 		case p.isName("not") && p.tokens[p.at+1].kind == tokName && p.tokens[p.at+1].text == "in":

@@ -44,9 +44,10 @@ func init() {
 		"d":       otherwise,
 		"tojson":  toJSON,
 		"string":  func(c *call, v Value) Value { return c.made(textOf(v)) },
-		"upper":   onRunes(upper), "lower": onRunes(lower), "capitalize": onText(capitalize), "title": onText(titleWords),
-		"safe": func(c *call, v Value) Value { t := textOf(v); t.safe = true; return t },
-		"e":    escape, "escape": escape,
+		"upper":   onRunes(upper), "lower": onRunes(lower), "capitalize": onText(capitalize),
+		"title": onText(titleWords),
+		"safe":  func(c *call, v Value) Value { t := textOf(v); t.safe = true; return t },
+		"e":     escape, "escape": escape,
 		"dictsort": dictSort,
 		"items": func(c *call, v Value) Value {
 			switch v := v.(type) {
@@ -78,7 +79,8 @@ func init() {
 			}
 			return c.replaced(textOf(v), c.text(0, "old").S, c.text(1, "new"), int(n))
 		},
-		"map": mapFilter, "select": selected(true, false), "reject": selected(false, false), "selectattr": selected(true, true), "rejectattr": selected(false, true),
+		"map": mapFilter, "select": selected(true, false), "reject": selected(false, false),
+		"selectattr": selected(true, true), "rejectattr": selected(false, true),
 		"first": end(true), "last": end(false), "min": extreme(false), "max": extreme(true),
 		"int": toInt, "float": toFloat, "round": round, "indent": indent,
 		"abs": func(c *call, v Value) Value {

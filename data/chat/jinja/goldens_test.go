@@ -86,7 +86,8 @@ func TestGoldens(t *testing.T) {
 			t.Errorf("%s: no error; want %s", name, *c.Error)
 		case c.Text == nil:
 			refused++
-			if raised, ok := strings.CutPrefix(*c.Error, "TemplateError: "); ok && !strings.Contains(err.Error(), "raises") {
+			if raised, ok := strings.CutPrefix(*c.Error, "TemplateError: "); ok &&
+				!strings.Contains(err.Error(), "raises") {
 				t.Errorf("%s: %v; want %s", name, err, raised)
 			}
 		case err != nil:

@@ -51,7 +51,8 @@ func (in *interp) step(line int) { in.spend(line, 1) }
 
 func (in *interp) spend(line int, steps int64) {
 	if in.steps += steps; in.steps > in.limits.Steps {
-		fail(line, "the template takes more than %d steps; it may not end, or the conversation is too long for it", in.limits.Steps)
+		fail(line, "the template takes more than %d steps; it may not end, or the conversation is too long for it",
+			in.limits.Steps)
 	}
 }
 

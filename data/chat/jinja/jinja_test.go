@@ -62,7 +62,8 @@ func TestMarks(t *testing.T) {
 // Forms that the templates of the goldens do not have render as Jinja2 3.1.6 does.
 func TestForms(t *testing.T) {
 	vars := NewDict()
-	values, err := FromJSON([]byte(`{"s": "it's a foo_bar-baz (qux)", "l": [3, 1, 2], "m": ["b", "A", "a"], "d": {"b": 1}, "large": 12345678901234567890123,
+	values, err := FromJSON(
+		[]byte(`{"s": "it's a foo_bar-baz (qux)", "l": [3, 1, 2], "m": ["b", "A", "a"], "d": {"b": 1}, "large": 12345678901234567890123,
 		"x": [{"a": 1}, {"a": 2}, {"a": 1}], "lines": "a\r\nb\u2028\n\nc\n"}`), 0, 5)
 	if err != nil {
 		t.Fatal(err)
@@ -127,8 +128,10 @@ func TestTemplatesThatDoNotEnd(t *testing.T) {
 		"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
 		"{% set ns = namespace(s=[1]) %}{% for i in range(900) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s | tojson }}",
 		"{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-		"{{ " + nested + " }}", "{{ " + strings.Repeat("-", 10_000) + "1 }}", "{{ " + strings.Repeat("not ", 10_000) + "1 }}",
-		strings.Repeat("{% if 1 %}", 10_000), strings.Repeat("{% if 1 %}{% elif 1 %}", 10_000), strings.Repeat("x", maxSource+1),
+		"{{ " + nested + " }}", "{{ " + strings.Repeat("-", 10_000) + "1 }}",
+		"{{ " + strings.Repeat("not ", 10_000) + "1 }}", strings.Repeat("{% if 1 %}", 10_000),
+		strings.Repeat("{% if 1 %}{% elif 1 %}", 10_000),
+		strings.Repeat("x", maxSource+1),
 		"{% for i in range(99999) %}{{ 'x' | indent(1024, first=true) }}{% endfor %}",
 	} {
 		if got, err := render(src, nil); err == nil {

@@ -15,7 +15,8 @@ import (
 // toJSON is the filter tojson as transformers defines it: Python's json.dumps, with
 // ensure_ascii=False.
 func toJSON(c *call, v Value) Value {
-	w := jsonWriter{c: c, item: ", ", key: ": ", ascii: truth(c.arg(0, "ensure_ascii", false)), sorted: truth(c.arg(3, "sort_keys", false))}
+	w := jsonWriter{c: c, item: ", ", key: ": ", ascii: truth(c.arg(0, "ensure_ascii", false)),
+		sorted: truth(c.arg(3, "sort_keys", false))}
 	switch x := c.arg(1, "indent", nil).(type) {
 	case nil:
 		w.flat = true

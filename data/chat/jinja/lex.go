@@ -180,7 +180,8 @@ func (l *lexer) raw() bool {
 }
 
 // operators, the longest first.
-var operators = []string{"**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";"}
+var operators = []string{"**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
+	">", "<", "=", ".", ":", "|", ",", ";"}
 
 // tag reads the tokens of a tag up to its end.
 func (l *lexer) tag(end string, endKind kind) {
@@ -265,7 +266,8 @@ func (l *lexer) stringToken(s string, quote byte) {
 // digitsOf has the digits of a \x, \u or \U escape.
 var digitsOf = map[byte]int{'x': 2, 'u': 4, 'U': 8}
 
-var simpleEscapes = map[byte]string{'n': "\n", 't': "\t", 'r': "\r", '\\': `\`, '\'': "'", '"': `"`, 'a': "\a", 'b': "\b", 'f': "\f", 'v': "\v", '\n': ""}
+var simpleEscapes = map[byte]string{'n': "\n", 't': "\t", 'r': "\r", '\\': `\`, '\'': "'", '"': `"`, 'a': "\a",
+	'b': "\b", 'f': "\f", 'v': "\v", '\n': ""}
 
 // unescape decodes a string literal as Python's unicode-escape does. An unknown escape stays.
 func (l *lexer) unescape(s string) string {
@@ -307,7 +309,8 @@ func (l *lexer) unescape(s string) string {
 
 func (l *lexer) number(s string) {
 	digits := func(i int) int {
-		for i < len(s) && (s[i] >= '0' && s[i] <= '9' || s[i] == '_' && i+1 < len(s) && s[i+1] >= '0' && s[i+1] <= '9') {
+		for i < len(s) &&
+			(s[i] >= '0' && s[i] <= '9' || s[i] == '_' && i+1 < len(s) && s[i+1] >= '0' && s[i+1] <= '9') {
 			i++
 		}
 		return i

@@ -59,7 +59,8 @@ func rangeOf(c *call) Value {
 }
 
 // mutating has the methods that Jinja's immutable sandbox refuses.
-var mutating = map[string]bool{"append": true, "clear": true, "extend": true, "insert": true, "pop": true, "popitem": true, "remove": true, "reverse": true, "setdefault": true, "sort": true, "update": true}
+var mutating = map[string]bool{"append": true, "clear": true, "extend": true, "insert": true, "pop": true,
+	"popitem": true, "remove": true, "reverse": true, "setdefault": true, "sort": true, "update": true}
 
 // method returns a method of a value; nil if it has none of this name.
 func method(of Value, name string) Value {
@@ -292,7 +293,8 @@ func init() {
 	textMethods = map[string]func(c *call, t Text) Value{
 		"strip": strip(true, true), "lstrip": strip(true, false), "rstrip": strip(false, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
-		"upper": mappedRunes(upper), "lower": mappedRunes(lower), "capitalize": mapped(capitalize), "title": mapped(title),
+		"upper": mappedRunes(upper), "lower": mappedRunes(lower), "capitalize": mapped(capitalize),
+		"title": mapped(title),
 		"split": split(false), "rsplit": split(true), "splitlines": splitLines,
 		"find": position(false), "rfind": position(true),
 		"isdigit": classOf(isDigit), "isalpha": classOf(unicode.IsLetter), "isspace": classOf(isSpace),
@@ -435,9 +437,9 @@ func lines(t Text, do func(at, end, next int)) {
 
 // strftime returns Python's t.strftime(format) in the C locale.
 func strftime(line int, t time.Time, format string) string {
-	layouts := map[byte]string{'d': "02", 'm': "01", 'Y': "2006", 'y': "06", 'b': "Jan", 'h': "Jan", 'B': "January", 'a': "Mon", 'A': "Monday",
-		'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002", 'F': "2006-01-02", 'T': "15:04:05", 'R': "15:04", 'D': "01/02/06",
-		'e': "_2", 'Z': "MST", 'z': "-0700"}
+	layouts := map[byte]string{'d': "02", 'm': "01", 'Y': "2006", 'y': "06", 'b': "Jan", 'h': "Jan", 'B': "January",
+		'a': "Mon", 'A': "Monday", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002", 'F': "2006-01-02",
+		'T': "15:04:05", 'R': "15:04", 'D': "01/02/06", 'e': "_2", 'Z': "MST", 'z': "-0700"}
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {
 		if format[i] != '%' || i+1 == len(format) {
