@@ -159,8 +159,6 @@ func (c *conversation) message(i int, raw json.RawMessage, fromShareGPT bool) (*
 			err = errors.New("has train_detail, and only whole messages can be left out; use train or weight")
 		case k == content:
 			m.Set("content", v)
-		case k == "tool_calls":
-			m.Set(k, v)
 		default:
 			m.Set(k, v)
 		}
