@@ -151,15 +151,19 @@ var (
 		Instead: "use NULL"}
 )
 
+// withoutText is the reason for model types whose published folders are read: they have a
+// text_config.
+const withoutText = "vision, and no text_config; with one, the language model is read and trained"
+
 // ModelTypeReasons are the model types that are known and not built, with the reason.
 var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
 	"qwen2_moe": "mixture of experts", "llama4": "mixture of experts",
 	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
-	"gemma3":      "vision; a config.json with a text_config is read as that",
-	"qwen3_5":     "vision; a config.json with a text_config is read as that",
-	"qwen3_5_moe": "vision; a config.json with a text_config is read as that",
+	"gemma3":      withoutText,
+	"qwen3_5":     withoutText,
+	"qwen3_5_moe": withoutText,
 	"t5":          "encoder-decoder", "bart": "encoder-decoder",
 	"mamba": "state space layers", "mamba2": "state space layers",
 }

@@ -37,7 +37,7 @@ const columns = 100
 func reasons() string {
 	types := map[string][]string{}
 	for _, t := range slices.Sorted(maps.Keys(ModelTypeReasons)) {
-		why, _, _ := strings.Cut(ModelTypeReasons[t], ";")
+		why := ModelTypeReasons[t]
 		types[why] = append(types[why], "`"+t+"`")
 	}
 	var b strings.Builder
