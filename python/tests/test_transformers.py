@@ -10,6 +10,8 @@ import ulysses
 from need import need_torch
 from ranks import contexts, joined, local
 from reference import TOLERANCE, error, per_head
+from ulysses.mixers import _replace
+from ulysses.model_call import Forward, entered
 
 try:
     import torch
@@ -509,6 +511,39 @@ class Calls(unittest.TestCase):
             ):
                 for x, y in zip(a, b):
                     self.assertLess(error(x, y), 1e-6, family)
+
+    def test_a_cache_under_another_name(self):
+        """From transformers 5.24 on, the argument of models and layers for a cache is `cache`."""
+
+        class Renamed(transformers.LlamaForCausalLM):
+            def forward(self, input_ids=None, cache=None, position_ids=None, **options):
+                options = dict(options, past_key_values=cache, position_ids=position_ids)
+                return super().forward(input_ids, **options)
+
+        model = build("llama").eval()
+        ids = torch.tensor([[3, 1, 4, 1, 5]])
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        model.__class__ = Renamed
+        for size, words in ((1, "a StaticCache has memory"), (2, "a key-value cache on 2 ranks")):
+
+            def body(ctx):
+                rank_model = register(ctx, copy.deepcopy(model))
+                with self.assertRaisesRegex(ulysses.Unsupported, words):
+                    rank_model(input_ids=local(ids, ctx), cache=cache)
+
+            contexts(size, body)
+
+    def test_a_layer_with_a_cache_under_another_name(self):
+        """A gated delta rule layer with a cache computes as transformers, whatever its name is."""
+        class Net:
+            def forward(self, hidden_states, cache=None, attention_mask=None):
+                return hidden_states, cache, attention_mask
+
+        _replace(Net)
+        cache = transformers.DynamicCache()
+        with ulysses.Context() as ctx, entered(Forward(ctx, ulysses.Sequences(1, 5), 5)):
+            self.assertEqual(Net().forward(1, cache=cache), (1, cache, None))
+            self.assertEqual(Net().forward(1, cache, 2), (1, cache, 2))
 
     def test_autocast(self):
         """Under autocast, rotations and norms make queries and keys of float32 and values of

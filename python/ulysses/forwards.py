@@ -22,7 +22,7 @@ from .agreement import describe
 from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
-from .model_call import KEY, Forward, entered, inside
+from .model_call import KEY, Forward, cache_of, entered, inside
 from .packing import ShardPositions, check_tokens, sequences_of
 from .plan import Sequences
 
@@ -176,7 +176,7 @@ def begin(
         given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     )
     batch, rows = tuple(tokens.shape[:2]) if tokens is not None and tokens.ndim >= 2 else (0, 0)
-    cache: Any = given.get("past_key_values")
+    cache = cache_of(given)
     ids, mask = given.get("position_ids"), given.get("attention_mask")
     past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
     if (

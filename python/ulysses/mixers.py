@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from .delta_layer import gated_delta_layer
 from .errors import Unsupported
-from .model_call import KEY, Forward, inside
+from .model_call import KEY, Forward, cache_of, inside
 
 # A layer that takes an argument with one of these names mixes tokens.
 _MIXER_ARGUMENTS = {
@@ -163,23 +163,14 @@ def _replace(cls: type) -> None:
     if getattr(original, "ulysses", False):
         return
 
+    names = list(inspect.signature(original).parameters)[2:]  # without self and hidden_states
+
     @functools.wraps(original)
-    def forward(
-        self: Any,
-        hidden_states: Any,
-        cache_params: Any = None,
-        attention_mask: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         call = kwargs.pop(KEY, None) or inside()
-        if call is None or cache_params is not None:  # only a call on one rank has a cache
-            return original(
-                self,
-                hidden_states,
-                cache_params=cache_params,
-                attention_mask=attention_mask,
-                **kwargs,
-            )
+        # Only a call on one rank has a cache.
+        if call is None or cache_of({**dict(zip(names, args)), **kwargs}) is not None:
+            return original(self, hidden_states, *args, **kwargs)
         return gated_delta_net(self, hidden_states, call)
 
     forward.ulysses = True  # type: ignore[attr-defined]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .context import Context
 from .plan import Sequences
 
 KEY = "ulysses_forward"  # keyword under which layers receive the Forward of their model's call
+# The argument of a model or layer that has its cache, in the versions of transformers.
+_CACHES = ("past_key_values", "cache", "cache_params")
 _thread = threading.local()
 
 
@@ -44,3 +47,14 @@ def entered(forward: Forward) -> Iterator[None]:
         yield
     finally:
         _thread.forward = None
+
+
+def cache_of(given: Mapping[str, Any]) -> Any:
+    """Returns the cache among the arguments of a model or a layer, or None.
+
+    An argument with the method of transformers' caches is one under every name.
+    """
+    for name, x in given.items():
+        if x is not None and (name in _CACHES or hasattr(x, "get_seq_length")):
+            return x
+    return None
