@@ -512,6 +512,38 @@ class Calls(unittest.TestCase):
                 for x, y in zip(a, b):
                     self.assertLess(error(x, y), 1e-6, family)
 
+    def test_layers_without_the_keyword(self):
+        """Layers that run again in backward know their documents also where the model does not pass
+        them its keyword arguments, as in GPT-2 of transformers 5.0 and Qwen3.5 of 5.3."""
+        ids = torch.arange(12)[None] % VOCAB
+        two = torch.cat([torch.arange(5), torch.arange(7)])[None]
+
+        def without_keyword(layer):
+            forward = layer.forward
+            return lambda *args, ulysses_forward=None, **options: forward(*args, **options)
+
+        for family in ("llama", "qwen3.5 text"):
+            model = build(family)
+
+            def gradients(ctx, reentrant=None):
+                rank_model = register(ctx, copy.deepcopy(model))
+                if reentrant is not None:
+                    rank_model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+                    rank_model.enable_input_require_grads()
+                    for layer in rank_model.model.layers:
+                        layer.forward = without_keyword(layer)
+                y = rank_model(input_ids=local(ids, ctx), position_ids=local(two, ctx)).logits
+                y.square().mean().backward()
+                return [p.grad for p in rank_model.parameters()]
+
+            for size in (1, 2):
+                want = contexts(size, gradients)
+                for reentrant in (False, True):
+                    found = contexts(size, lambda ctx: gradients(ctx, reentrant))
+                    for a, b in zip(found, want):
+                        for x, y in zip(a, b):
+                            self.assertLess(error(x, y), 1e-6, (family, size, reentrant))
+
     def test_a_cache_under_another_name(self):
         """From transformers 5.24 on, the argument of models and layers for a cache is `cache`."""
 

@@ -3,9 +3,9 @@
 `install` wraps PreTrainedModel.__call__. When a model with a registered attn_implementation is
 called, `begin` runs before its first layer: the ranks compare their arguments, find the documents
 from position ids and padding, and make positions if none are given. A model that cannot run on
-several ranks is refused on every rank. Layers receive the result, a Forward, as a keyword argument.
-Gradient checkpointing keeps this argument, so a layer that runs again in backward has the documents
-of its own call.
+several ranks is refused on every rank. Layers receive the result, a Forward, as a keyword argument,
+or read it from `inside`. A layer that gradient checkpointing runs again in backward has the
+documents of its own call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .agreement import describe
 from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
-from .model_call import KEY, Forward, cache_of, entered, inside
+from .model_call import KEY, Forward, cache_of, entered, inside, running_again
 from .packing import ShardPositions, check_tokens, sequences_of
 from .plan import Sequences
 
@@ -79,7 +79,7 @@ def install() -> None:
         if found is None or not found.computes(self) or KEY in kwargs or inside() is not None:
             return original(self, *args, **kwargs)
         args, kwargs, forward = begin(self, found, args, kwargs)
-        with entered(forward):
+        with entered(forward), running_again(self, forward):
             return original(self, *args, **kwargs)
 
     __call__.ulysses = True  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,12 @@ def inside() -> Forward | None:
 @contextlib.contextmanager
 def entered(forward: Forward) -> Iterator[None]:
     """Sets the model's call of this thread inside a with statement."""
+    before = inside()
     _thread.forward = forward
     try:
         yield
     finally:
-        _thread.forward = None
+        _thread.forward = before
 
 
 def cache_of(given: Mapping[str, Any]) -> Any:
@@ -58,3 +59,35 @@ def cache_of(given: Mapping[str, Any]) -> Any:
         if x is not None and (name in _CACHES or hasattr(x, "get_seq_length")):
             return x
     return None
+
+
+@contextlib.contextmanager
+def running_again(model: Any, forward: Forward) -> Iterator[None]:
+    """Layers that gradient checkpointing runs again in backward have the call of their model.
+
+    Not all versions of transformers pass a model's keyword arguments to all of its layers, and
+    in backward no call of the model is running. Inside the with statement, the functions that
+    checkpoint layers therefore note the call.
+    """
+    name = "_gradient_checkpointing_func"
+    kept = [(m, vars(m)[name]) for m in model.modules() if name in vars(m)]
+    for m, function in kept:
+        setattr(m, name, _with_call(function, forward))
+    try:
+        yield
+    finally:
+        for m, function in kept:
+            setattr(m, name, function)
+
+
+def _with_call(checkpoint: Callable[..., Any], forward: Forward) -> Callable[..., Any]:
+    """Returns a function that checkpoints a layer and runs it in a call of its model."""
+
+    def run(layer: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def in_call(*args: Any, **options: Any) -> Any:
+            with entered(forward):
+                return layer(*args, **options)
+
+        return checkpoint(in_call, *args, **options)
+
+    return run
