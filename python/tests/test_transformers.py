@@ -567,6 +567,7 @@ class Calls(unittest.TestCase):
 
     def test_a_layer_with_a_cache_under_another_name(self):
         """A gated delta rule layer with a cache computes as transformers, whatever its name is."""
+
         class Net:
             def forward(self, hidden_states, cache=None, attention_mask=None):
                 return hidden_states, cache, attention_mask

@@ -14,6 +14,11 @@ from torch.autograd import forward_ad
 
 from .errors import Unsupported
 
+if not hasattr(torch, "get_autocast_dtype"):
+    raise Unsupported(
+        f"ulysses: PyTorch {torch.__version__} is too old; install torch 2.4 or newer"
+    )
+
 # backward(saved, *grads) returns the gradients of the inputs, from the saved tensors and the
 # gradients of the outputs.
 Backward = Callable[..., tuple]

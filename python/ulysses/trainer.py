@@ -35,6 +35,7 @@ import torch
 import transformers
 
 from . import forwards
+from ._versions import check_accelerate, check_versions
 from .data import local_batch, shard, to_owners, with_shifted_labels
 from .errors import InvalidArgument, Unsupported
 from .parallel_state import ParallelState, check_size, parallel_state
@@ -90,6 +91,7 @@ class SequenceParallel:
         super().__init__(*args, **kwargs)
         self._sharded_evaluation = evaluation == "sharded"
         operation = f"ulysses: {type(self).__name__}"
+        check_versions(operation, self.accelerator)
         size = self.args.world_size if sequence_parallel_size is None else sequence_parallel_size
         if evaluation not in EVALUATION:
             raise InvalidArgument(
@@ -326,6 +328,7 @@ def same_data(accelerator: Any, state: ParallelState | None) -> Iterator[None]:
         ...     )
         ...     accelerator.backward(loss)
     """
+    check_accelerate("ulysses.trainer.same_data", accelerator)
     before = accelerator.state.device_mesh
     if state is not None:
         accelerator.state.device_mesh = _mesh(state.context.size)

@@ -59,6 +59,9 @@ def register_transformers(name: str = "ulysses", context: Context | None = None)
         context (Context, optional): Default: the context that ulysses.use has set when the model is
             called
 
+    Raises:
+        Unsupported: transformers is older than 4.53
+
     Example::
 
         >>> ulysses.use(ulysses.Context.torch())
@@ -101,10 +104,21 @@ def _register(name: str, new: forwards.Registration) -> None:
 
 
 def _tables() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns transformers' tables of attention functions and of mask functions, by name."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    """Returns transformers' tables of attention functions and of mask functions, by name.
 
+    Raises:
+        Unsupported: transformers is too old to have them
+    """
+    import transformers
+
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as e:
+        raise Unsupported(
+            f"ulysses: transformers {transformers.__version__} has no tables of attention "
+            "functions and mask functions; install transformers 4.53 or newer"
+        ) from e
     return AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
 
 
@@ -160,6 +174,7 @@ class UlyssesSPAttentionHF:
         Raises:
             InvalidArgument: an argument is wrong, or torch.distributed is not initialized; it is a
                 ValueError
+            Unsupported: transformers is older than 4.53
             CommError: the communicator failed
 
         Example::
@@ -243,24 +258,16 @@ def _check_core(operation: str, name: str) -> None:
 
     A kernel "owner/name" is loaded if transformers does not have it.
     """
-    try:
-        table = _tables()[0]
-    except ImportError as e:
-        import transformers
-
-        raise InvalidArgument(
-            f"{operation}: transformers {transformers.__version__} has no table of mask functions; "
-            "install transformers 4.53 or newer"
-        ) from e
+    table = _tables()[0]
     if name in ("eager", "paged|eager"):
         raise InvalidArgument(
             f"{operation}: core_attn_implementation is {name!r}, which models call without the "
             "table of attention functions; load the model with attn_implementation='sdpa'"
         )
     if name not in table and "/" in name:
-        from transformers.integrations.hub_kernels import load_and_register_attn_kernel
-
         try:
+            from transformers.integrations.hub_kernels import load_and_register_attn_kernel
+
             load_and_register_attn_kernel(name)
         except Exception as e:
             raise InvalidArgument(

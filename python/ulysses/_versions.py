@@ -1,0 +1,34 @@
+"""Refuses versions of transformers and Accelerate that are too old for `ulysses.trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+from .errors import Unsupported
+
+
+def check_versions(operation: str, accelerator: Any) -> None:
+    """Raises Unsupported for a transformers or an Accelerate that is too old for the Trainer.
+
+    With transformers 5.3, `eval_loss` differs from that of one rank. Versions from 5.23 on are
+    tested.
+    """
+    if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < (5, 23):
+        raise Unsupported(
+            f"{operation}: transformers {transformers.__version__} is too old for the Trainer with "
+            "sequence parallelism; install transformers 5.23 or newer"
+        )
+    check_accelerate(operation, accelerator)
+
+
+def check_accelerate(operation: str, accelerator: Any) -> None:
+    """Raises Unsupported for an Accelerate whose loaders do not know the axis "cp"."""
+    if not hasattr(accelerator.state, "device_mesh"):
+        import accelerate  # type: ignore[import-not-found]
+
+        raise Unsupported(
+            f"{operation}: Accelerate {accelerate.__version__} cannot load the same batches on all "
+            "ranks of a group; install accelerate 1.10 or newer"
+        )
