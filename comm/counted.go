@@ -24,8 +24,9 @@ type Counted struct {
 	ledger     *Ledger
 	clock      *clock.Clock
 	watch      *Watch
-	seq        *int64 // sequence number of the last call
-	commStream bool   // calls are on a communication stream
+	seq        *int64        // sequence number of the last call of all ranks
+	messages   map[int]int64 // numbers of the last messages from and to each other rank
+	commStream bool          // calls are on a communication stream
 	spare      freeList[countedRequest]
 }
 
@@ -37,7 +38,7 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 	}
 	waiter, _ := c.(Waiter)
 	return &Counted{inner: c, waiter: waiter, axis: axis, group: flight.Group{Axis: axis, Stride: 1, Size: c.Size()},
-		ledger: l, clock: clk, watch: w, seq: new(int64)}
+		ledger: l, clock: clk, watch: w, seq: new(int64), messages: map[int]int64{}}
 }
 
 // OnCommStream returns c for calls on a communication stream instead of the compute stream. The
@@ -116,9 +117,42 @@ func (c *Counted) beginAlike(op string, s device.Stream, bytes int64, t tensor.T
 
 // watched registers a call. checksum is of what must be equal on all ranks; 0 = nothing.
 func (c *Counted) watched(op string, control bool, bytes, seq int64, checksum uint8) call {
-	return call{op: op, bytes: bytes, control: control, began: time.Now(), waited: c.Waited(),
-		slot: c.watch.begin(activeCall{op: op, rank: c.Rank(), seq: seq, bytes: bytes, group: c.group, control: control,
-			checksum: checksum})}
+	return c.register(activeCall{op: op, rank: c.Rank(), seq: seq, bytes: bytes, group: c.group, control: control,
+		checksum: checksum})
+}
+
+func (c *Counted) register(a activeCall) call {
+	return call{op: a.op, bytes: a.bytes, control: a.control, began: time.Now(), waited: c.Waited(),
+		slot: c.watch.begin(a)}
+}
+
+// beginMessage is begin for SendRecv. Only the two ranks of a message call SendRecv, so messages
+// are numbered for each pair of ranks: a number of the group must stand for the same call on all
+// its ranks, otherwise flight.Diagnose names a rank that has done nothing wrong.
+func (c *Counted) beginMessage(s device.Stream, bytes int64, from, to int) call {
+	peer := c.peer(from, to)
+	if peer < 0 {
+		return c.begin(OpSendRecv, s, bytes)
+	}
+	c.clock.Push("exchange")
+	c.messages[peer]++
+	first, distance, at := c.Rank(), peer-c.Rank(), 0
+	if distance < 0 {
+		first, distance, at = peer, -distance, 1
+	}
+	pair := flight.Group{Axis: c.axis, First: c.group.World(first), Stride: distance * c.group.Stride, Size: 2}
+	return c.register(activeCall{op: OpSendRecv, rank: at, seq: c.messages[peer], bytes: bytes, group: pair,
+		control: s == nil})
+}
+
+// peer returns the other rank of a message between two ranks, and -1 if all ranks call SendRecv: in
+// a ring of messages, with Kind "host", and in a group of two, whose numbers both ranks have.
+func (c *Counted) peer(from, to int) int {
+	one := from < 0 || to < 0 || from == to
+	if p := max(from, to); one && p != c.Rank() && p < c.Size() && c.Size() > 2 && c.Kind() != "host" {
+		return p
+	}
+	return -1
 }
 
 // end records the end of a call and returns err. A call that failed is not counted.
@@ -298,7 +332,7 @@ func (c *Counted) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 	if to >= 0 && to != c.Rank() {
 		bytes = send.Bytes()
 	}
-	k := c.begin(OpSendRecv, s, bytes)
+	k := c.beginMessage(s, bytes, from, to)
 	return c.end(k, c.inner.SendRecv(s, recv, from, send, to))
 }
 

@@ -61,7 +61,7 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 		}
 		c := m.Seq
 		m.Seq = NewCounted(t, c.axis, c.ledger, c.clock, c.watch).spans(c.group.First, c.group.Stride)
-		m.Seq.seq = c.seq // numbers continue
+		m.Seq.seq, m.Seq.messages = c.seq, c.messages // numbers continue
 	}
 	if how == "on" {
 		text = key + " = \"on\""

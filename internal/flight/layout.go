@@ -25,8 +25,8 @@ const (
 	nameSize = 64
 )
 
-// Group is the ranks of a communicator: First, First + Stride, …, Size of them, as ranks of the
-// world. Axis is the name of the communicator.
+// Group is the ranks of a communicator, or the two ranks of a message in it: First, First + Stride,
+// …, Size of them, as ranks of the world. Axis is the name of the communicator.
 type Group struct {
 	Axis                string
 	First, Stride, Size int
