@@ -15,6 +15,8 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
+	"ulysses/job/launch"
+	"ulysses/tensor"
 	"ulysses/train"
 )
 
@@ -170,7 +172,9 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 	if s.Mesh.World.Rank() == 0 {
 		path := filepath.Join(j.Output.Dir, file.MetricsFile)
 		if t.Checkpoints == nil {
-			m, err = train.EvaluationMetrics(path)
+			if err = s.removeLeft(); err == nil {
+				m, err = train.EvaluationMetrics(path)
+			}
 			return m, comm.Agree(s.Mesh.World, err)
 		}
 		t.Checkpoints.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
@@ -188,6 +192,9 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 			err = s.owner.Identify(s.identity())
 		}
 		if err == nil {
+			err = s.removeLeft()
+		}
+		if err == nil {
 			if s.writes = true; resumes {
 				m, err = train.ResumeMetrics(path, t.Loop.Resumed)
 			} else {
@@ -196,6 +203,23 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 		}
 	}
 	return m, comm.Agree(s.Mesh.World, err)
+}
+
+// removeLeft removes the unfinished files that killed runs have left in output.dir. Otherwise a
+// half-written model would keep its space for ever.
+func (s *session) removeLeft() error {
+	dir := s.Job.Output.Dir
+	err := launch.RemoveLeft(dir)
+	for _, name := range s.Job.Outputs() {
+		if err == nil {
+			err = tensor.RemoveLeft(filepath.Join(dir, name))
+		}
+	}
+	if err != nil {
+		return status.Errorf(status.IO,
+			"output.dir: the unfinished files of an ended run cannot be removed: %w; remove them", err)
+	}
+	return nil
 }
 
 // checkRoom returns an error if the file system of output.dir has less free space than the run will

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -154,6 +155,32 @@ func TestOperatorOutputExists(t *testing.T) {
 		if code, _, errs := call(job, "--force", "-n", "2", "--set", kind+".output="+file, "--set",
 			"device.backend=cpu"); code != status.OK || text(t, file) == "mine" {
 			t.Errorf("%s: --force: %v: %s", kind, code, errs)
+		}
+	}
+}
+
+// A run removes what killed runs have left in its folder while they wrote or started MPI, and
+// nothing else.
+func TestUnfinishedFilesAreRemoved(t *testing.T) {
+	dir, run := newKept(t)
+	out := filepath.Join(dir, "out")
+	left := []string{".report.html.a294f23d", ".model.0123abcd/model.safetensors", ".start-77/0", ".start-77.made"}
+	other := []string{".model.backup/model.safetensors", ".report.html.a294f23d1", ".model.0123abcd.old/notes.txt",
+		".starter"}
+	for _, name := range append(slices.Clone(left), other...) {
+		putIn(t, filepath.Join(out, name), "x")
+	}
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range left {
+		if _, err := os.Lstat(filepath.Join(out, name)); !os.IsNotExist(err) {
+			t.Errorf("%s remains (%v)", name, err)
+		}
+	}
+	for _, name := range other {
+		if _, err := os.Lstat(filepath.Join(out, name)); err != nil {
+			t.Errorf("%s is gone: %v", name, err)
 		}
 	}
 }

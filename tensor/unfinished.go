@@ -2,6 +2,8 @@ package tensor
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 )
 
@@ -40,4 +42,33 @@ func RemoveUnfinished() {
 	for name := range unfinished.names {
 		os.RemoveAll(name)
 	}
+}
+
+// RemoveLeft removes the files and folders that killed processes have left under temporary names of
+// Beside for path. No other process may be writing path. Replaced folders (".old") stay, because
+// they may hold files of the user.
+func RemoveLeft(path string) error {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if os.IsNotExist(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	unfinished.Lock()
+	defer unfinished.Unlock()
+	for _, e := range entries {
+		name := filepath.Join(filepath.Dir(path), e.Name())
+		if isTemporary(e.Name(), filepath.Base(path)) && !unfinished.names[name] {
+			if err := os.RemoveAll(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// isTemporary reports whether Beside gives such a name for a file or folder.
+func isTemporary(name, base string) bool {
+	digits, ok := strings.CutPrefix(name, "."+base+".")
+	return ok && len(digits) == 8 && strings.Trim(digits, "0123456789abcdef") == ""
 }

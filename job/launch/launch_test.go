@@ -85,6 +85,12 @@ func TestWarningOfMissingTasks(t *testing.T) {
 	check(2, two, 0, "")
 	zero := appear(task(0), folder)
 	check(0, zero, 0, "")
+	// The owner of the folder has removed the files: no task is named.
+	other := appear(task(0), parent)
+	if err := RemoveLeft(parent); err != nil {
+		t.Fatal(err)
+	}
+	check(0, other, 10*time.Minute, "rank 0"+unknown+"for 10m0s)")
 	// Task 1, which has created the folders, does not leave last.
 	for _, p := range []*presence{zero, one, two} {
 		p.leave()

@@ -20,6 +20,22 @@ type presence struct {
 	dir string
 }
 
+// startPrefix is the start of the names of such folders.
+const startPrefix = ".start-"
+
+// RemoveLeft removes what tasks that were killed before MPI had started have left in a folder. All
+// tasks of this job have started MPI, and this process owns the folder. Another job, which will be
+// refused, may lose the names of its missing tasks.
+func RemoveLeft(folder string) error {
+	entries, err := os.ReadDir(folder)
+	for _, e := range entries {
+		if err == nil && strings.HasPrefix(e.Name(), startPrefix) {
+			err = os.RemoveAll(filepath.Join(folder, e.Name()))
+		}
+	}
+	return err
+}
+
 // nameMissing is the time after which tasks that have not started are named.
 var nameMissing = 45 * time.Second
 
@@ -33,7 +49,7 @@ func appear(env slurm.Environment, folder string) *presence {
 	if folder == "" || start == "" {
 		return nil
 	}
-	p := &presence{env: env, dir: filepath.Join(folder, ".start-"+strings.Map(wordOnly, start))}
+	p := &presence{env: env, dir: filepath.Join(folder, startPrefix+strings.Map(wordOnly, start))}
 	made := 0 // folders above dir that MkdirAll creates
 	for parent := folder; parent != filepath.Dir(parent); parent = filepath.Dir(parent) {
 		if _, err := os.Stat(parent); err == nil {
@@ -90,7 +106,7 @@ func waiting(env slurm.Environment, here *presence, timeout time.Duration) strin
 	}
 	ranks, first := here.missing()
 	switch {
-	case here == nil && env.Rank <= 1: // also rank 1, because rank 0 may be missing
+	case !here.here() && env.Rank <= 1: // also rank 1, because rank 0 may be missing
 		return notAll(env, nameMissing, "") + " (this task waits " + limit + ")"
 	case first && len(ranks) > 0:
 		return fmt.Sprintf("%s; the other tasks wait %s", here.describe(ranks), limit)
@@ -104,10 +120,20 @@ func notAll(env slurm.Environment, after time.Duration, which string) string {
 		env.Rank, env.Tasks, env.Launcher, after, which)
 }
 
-// missing returns the tasks that have no file, and whether this task is the first that has one. A
-// nil presence has neither.
-func (p *presence) missing() (ranks []int, first bool) {
+// here reports whether the file of this task is there. It is not if p is nil, or if the folder's
+// owner has removed it.
+func (p *presence) here() bool {
 	if p == nil {
+		return false
+	}
+	_, err := os.Stat(p.file(p.env.Rank))
+	return err == nil
+}
+
+// missing returns the tasks that have no file, and whether this task is the first that has one.
+// Without the file of this task, it returns neither.
+func (p *presence) missing() (ranks []int, first bool) {
+	if !p.here() {
 		return nil, false
 	}
 	first = true
