@@ -115,10 +115,13 @@ type ending struct {
 }
 
 // diagnosis returns what the records say about an attempt that began at a time; nil if it has left
-// none.
+// none, and was not frozen.
 func (o *Options) diagnosis(began time.Time, end *ending) *flight.Diagnosis {
 	info, err := os.Stat(flight.File(o.Records, 0))
 	if err != nil || info.ModTime().Before(began.Add(-time.Second)) {
+		if end.frozen != "" { // no refusal: the ranks have removed their records at the end of the run
+			return &flight.Diagnosis{Text: end.frozen}
+		}
 		return nil
 	}
 	d, err := flight.Find(o.Records)

@@ -1,0 +1,35 @@
+package supervise
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"ulysses/internal/flight"
+)
+
+// A job that showed no sign of life starts again, also if its ranks remove their records while the
+// launcher ends them: only a job that was refused has not left any.
+func TestFrozenJobWithoutRecords(t *testing.T) {
+	defer func(p time.Duration) { poll = p }(poll)
+	poll = 20 * time.Millisecond
+	dir := t.TempDir()
+	r := flight.New(0, 1, "n0")
+	if err := r.Attach(dir); err != nil {
+		t.Fatal(err)
+	}
+	record := flight.File(dir, 0)
+	first := `trap 'rm "$0"; exit 1' TERM; : > "$1"; while :; do sleep 0.01; done`
+	launcher := []string{"sh", "-c", `[ "$` + Attempt + `" = 1 ] && exit 0; ` + first}
+	var log []string
+	code, err := Run(Options{Launcher: launcher, Program: []string{record, filepath.Join(dir, "started")}, Records: dir,
+		Restarts: 1, Timeout: 200 * time.Millisecond, Stdout: os.Stdout, Stderr: os.Stderr,
+		Log: func(text string) { log = append(log, text) }})
+	text := strings.Join(log, "\n")
+	if code != 0 || err != nil || !strings.Contains(text, "restart 1 of 1") ||
+		strings.Count(text, "no rank has shown a sign of life for 200ms") != 2 {
+		t.Errorf("exit %d, %v: %s", code, err, text)
+	}
+}
