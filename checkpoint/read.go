@@ -63,7 +63,7 @@ func Find(path string) ([]string, error) {
 // Unsupported for a checkpoint of a newer program.
 func Open(path string) (*Checkpoint, error) {
 	bad := func(code status.Code, err error) error {
-		return status.Errorf(code, "checkpoint %s: %w; name another checkpoint with checkpoint.resume", path, err)
+		return status.Errorf(code, "checkpoint %s: %w; name another checkpoint (in a job file: checkpoint.resume)", path, err)
 	}
 	text, err := input.Read(filepath.Join(path, ManifestFile), maxManifest)
 	if err != nil {
@@ -168,7 +168,7 @@ func (c *Checkpoint) Check(rank, ranks int) error {
 		}
 		if got.Bytes != want.Bytes || got.CRC32C != want.CRC32C {
 			return status.Errorf(status.InvalidConfig,
-				"checkpoint %s: %s is damaged: its checksum is %08x, %08x was written; name another checkpoint with checkpoint.resume",
+				"checkpoint %s: %s is damaged: its checksum is %08x, %08x was written; name another checkpoint (in a job file: checkpoint.resume)",
 				c.Path, want.Name, got.CRC32C, want.CRC32C)
 		}
 	}
@@ -299,7 +299,7 @@ func (c *Checkpoint) Read(name string, kind int, start int64, values []float32) 
 		first := max(at.lo, r[0]) // the first of the parameter's elements in this file
 		if !ok || e.DType != tensor.F32 || e.Numel() != min(at.hi, r[1])-first {
 			return status.Errorf(status.InvalidConfig,
-				"checkpoint %s: %s does not have the %d elements of %s that the manifest lists; name another checkpoint with checkpoint.resume",
+				"checkpoint %s: %s does not have the %d elements of %s that the manifest lists; name another checkpoint (in a job file: checkpoint.resume)",
 				c.Path, c.Files[i].Name,
 				min(at.hi, r[1])-first, name+Kinds[kind])
 		}

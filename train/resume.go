@@ -217,7 +217,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	was, err := rateOf(from.Settings, from.Step)
 	if err != nil {
 		return nil, status.Errorf(status.InvalidConfig,
-			"checkpoint %s: its settings cannot be decoded: %w; name another checkpoint with checkpoint.resume",
+			"checkpoint %s: its settings cannot be decoded: %w; name another checkpoint (in a job file: checkpoint.resume)",
 			from.Path, err)
 	}
 	if was != rate {
