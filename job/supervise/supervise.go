@@ -137,7 +137,8 @@ func (o *Options) diagnosis(began time.Time, end *ending) *flight.Diagnosis {
 // attempt runs the launcher once.
 func (o *Options) attempt(number int, words []string) (end ending, err error) {
 	cmd := exec.Command(words[0], words[1:]...)
-	cmd.Stdout, cmd.Stderr = o.Stdout, o.Stderr
+	// The launcher writes to pipes of this process: mpirun ends the job if its output has no reader.
+	cmd.Stdout, cmd.Stderr = &outlet{to: o.Stdout}, &outlet{to: o.Stderr}
 	cmd.Env = append(os.Environ(), Attempt+"="+strconv.Itoa(number))
 	// In a group of its own: a Ctrl-C of the terminal comes to this process alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -185,6 +186,21 @@ func (o *Options) attempt(number int, words []string) (end ending, err error) {
 			syscall.Kill(group, syscall.SIGKILL)
 		}
 	}
+}
+
+// outlet passes output on. After an error, such as that of a pipe without a reader, it drops the
+// rest.
+type outlet struct {
+	to     io.Writer
+	closed bool
+}
+
+func (o *outlet) Write(text []byte) (int, error) {
+	if !o.closed {
+		_, err := o.to.Write(text)
+		o.closed = err != nil
+	}
+	return len(text), nil
 }
 
 // codeOf returns the exit code of a process, as a shell does.
