@@ -137,7 +137,7 @@ func (o *Options) diagnosis(began time.Time, end *ending) *flight.Diagnosis {
 // attempt runs the launcher once.
 func (o *Options) attempt(number int, words []string) (end ending, err error) {
 	cmd := exec.Command(words[0], words[1:]...)
-	// The launcher writes to pipes of this process: mpirun ends the job if its output has no reader.
+	// The launcher writes to this process: mpirun ends the job if its output has no reader.
 	cmd.Stdout, cmd.Stderr = &outlet{to: o.Stdout}, &outlet{to: o.Stderr}
 	cmd.Env = append(os.Environ(), Attempt+"="+strconv.Itoa(number))
 	// In a group of its own: a Ctrl-C of the terminal comes to this process alone.

@@ -44,9 +44,12 @@ class Copies {
   void close() { group++; }
   template <int PENDING> void wait() {
     waited = group - PENDING > waited ? group - PENDING : waited;
-    size_t n = 0;
-    for (; n < late.size() && late[n].group < waited; n++) late[n].run();
-    late.erase(late.begin(), late.begin() + (long)n);
+    size_t kept = 0;
+    for (const Late &l : late) {
+      if (l.group < waited) l.run();
+      else late[kept++] = l;
+    }
+    late.resize(kept);
   }
 
  private:
