@@ -257,7 +257,8 @@ ulysses_status ulysses_context_create_local(const ulysses_options *, ulysses_con
 
 /* Creates a context on a communicator of the host's MPI, which is duplicated. fcomm is the result
  * of MPI_Comm_c2f() or of mpi4py's comm.py2f(). -1 means MPI_COMM_WORLD; if the host has not
- * initialized MPI, the library then initializes and finalizes it. Collective. */
+ * initialized MPI, the library then initializes and finalizes it. With -1, a world of one rank is
+ * an error if the launcher has started several tasks. Collective. */
 ulysses_status ulysses_context_create_mpi(int64_t fcomm, const ulysses_options *,
                                           ulysses_context **out);
 

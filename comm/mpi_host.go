@@ -11,11 +11,13 @@ static void set_hooks(void *before, void *after) {
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"unsafe"
 
 	"ulysses/internal/status"
+	"ulysses/slurm"
 )
 
 // SetMPIHooks sets two C functions: void before(void *) and void after(const void *). Every MPI
@@ -27,6 +29,7 @@ func SetMPIHooks(before, after unsafe.Pointer) { C.set_hooks(before, after) }
 // MPI_Comm_c2f and mpi4py's py2f return it. -1 means MPI_COMM_WORLD. With -1, FromMPI starts MPI if
 // it was not started; then Finalize, or the exit of the process with code 0, ends it. A host
 // program that started MPI ends it itself, after Close. Collective over the given communicator.
+// With -1, a world of one rank is an error if the launcher has started several tasks.
 //
 // Every thread level is supported. Below MPI_THREAD_MULTIPLE, only one thread of the process,
 // including the host's own code, may be inside MPI at a time. Below MPI_THREAD_SERIALIZED, calls
@@ -56,7 +59,28 @@ func FromMPI(fortran int64) (Comm, error) {
 	if _, err := m.initialize(name); err != nil {
 		return nil, err
 	}
+	if fortran == -1 {
+		if err := checkAlone(name, libraryName(), slurm.Env(), m.size); err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+	}
 	return m, nil
+}
+
+// checkAlone returns an error if MPI_COMM_WORLD has one rank, although a launcher has started
+// several tasks. Otherwise, with the launcher of another MPI library, each process would be rank 0
+// of 1 and compute everything alone.
+func checkAlone(name, library string, env slurm.Environment, size int) error {
+	if size > 1 || env.Tasks <= 1 {
+		return nil
+	}
+	fix := "start the ranks with the mpirun of that MPI library, or build the file for the launcher's (make mpi-shim MPICC=its mpicc)"
+	if env.Launcher == "srun" {
+		fix = "use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+	}
+	return status.Errorf(status.InvalidArgument,
+		"%s: %s started %d tasks (%s), but %s found 1 rank; %s; if the tasks shall not communicate, use a context of one rank without MPI",
+		name, env.Launcher, env.Tasks, env.SizeVariable(), library, fix)
 }
 
 // ensureMPI loads the table, and starts MPI if the handle is -1 and MPI was not started. It does

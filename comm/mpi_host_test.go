@@ -3,6 +3,7 @@ package comm
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"ulysses/internal/status"
+	"ulysses/slurm"
+	"ulysses/testkit/need"
 )
 
 // TestFromMPI acts as a host program that has started MPI, at every thread level, and as one that
@@ -46,6 +49,45 @@ func TestFromMPI(t *testing.T) {
 			if err != nil || name == "abort" {
 				t.Errorf("%s, %d ranks: %v\n%s", name, n, err, out)
 			}
+		}
+	}
+}
+
+// TestAlone starts ranks with the launcher of another MPI library, which does not connect them.
+func TestAlone(t *testing.T) {
+	if currentScenario() != "" {
+		_, err := FromMPI(-1)
+		mustBe(t, "2 tasks", err, status.InvalidArgument,
+			"comm.FromMPI: mpiexec (MPICH) started 2 tasks (PMI_SIZE), but Open MPI")
+		return
+	}
+	mpiexec := need.Tool(t, "mpiexec.mpich", "run make deps-test")
+	needTable(t)
+	t.Setenv(scenarioVariable, "alone")
+	cmd := exec.Command(mpiexec, "-n", "2", os.Args[0], "-test.run=^TestAlone$", "-test.count=1")
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestCheckAlone has the variables of launchers, and the sizes of MPI_COMM_WORLD.
+func TestCheckAlone(t *testing.T) {
+	for _, c := range []struct {
+		launcher    string
+		tasks, size int
+		text        string
+	}{
+		{"", 0, 1, ""}, {"srun", 1, 1, ""}, {"srun", 4, 4, ""},
+		{"mpirun (Open MPI)", 2, 4, ""}, // a variable of an outer job
+		{"mpirun (Open MPI)", 4, 1, "mpirun (Open MPI) started 4 tasks (OMPI_COMM_WORLD_SIZE)"},
+		{"srun", 4, 1, "use srun --mpi=pmix"},
+	} {
+		err := checkAlone("op", "MPICH", slurm.Environment{Launcher: c.launcher, Tasks: c.tasks}, c.size)
+		if c.text != "" {
+			mustBe(t, c.text, err, status.InvalidArgument, c.text)
+		} else if err != nil {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

@@ -181,6 +181,10 @@ class Context:
 
         Args:
             options: keyword arguments of `Context`
+
+        Raises:
+            InvalidArgument: mpiexec or srun has started several tasks, but MPI has found one rank,
+                because they belong to different MPI libraries
         """
         self = cls.__new__(cls)
         Context.__init__(self, _World(), **options)
