@@ -63,8 +63,12 @@ class TooOld(unittest.TestCase):
         _versions.check_versions("operation", new)
         with self.refuses("operation: Accelerate .*; install accelerate 1.10 or newer"):
             _versions.check_versions("operation", old)
-        with unittest.mock.patch.object(_versions.transformers, "__version__", "5.3.0"):
-            with self.refuses("transformers 5.3.0 .*; install transformers 5.23 or newer"):
+
+        class Old:
+            """A Trainer that does not count the labels of an evaluation."""
+
+        with unittest.mock.patch.object(_versions.transformers, "Trainer", Old):
+            with self.refuses("does not count the labels.*; install transformers 4.57 or newer"):
                 _versions.check_versions("operation", new)
         with self.refuses("same_data: Accelerate .*; install accelerate 1.10 or newer"):
             with trainer.same_data(old, None):

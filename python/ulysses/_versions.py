@@ -10,15 +10,11 @@ from .errors import Unsupported
 
 
 def check_versions(operation: str, accelerator: Any) -> None:
-    """Raises Unsupported for a transformers or an Accelerate that is too old for the Trainer.
-
-    With transformers 5.3, `eval_loss` differs from that of one rank. Versions from 5.23 on are
-    tested.
-    """
-    if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < (5, 23):
+    """Raises Unsupported for a transformers or an Accelerate that is too old for the Trainer."""
+    if not hasattr(transformers.Trainer, "_get_num_items_in_batch"):
         raise Unsupported(
-            f"{operation}: transformers {transformers.__version__} is too old for the Trainer with "
-            "sequence parallelism; install transformers 5.23 or newer"
+            f"{operation}: the Trainer of transformers {transformers.__version__} does not count "
+            "the labels of an evaluation; install transformers 4.57 or newer"
         )
     check_accelerate(operation, accelerator)
 

@@ -244,7 +244,7 @@ class SequenceParallel:
         """Returns (loss, logits) of this rank's batch; None for what there is not. Collective."""
         assert self.sequence_parallel is not None
         context, device = self.sequence_parallel.context, self.args.device
-        logits, lengths, sums = [], [], torch.zeros(context.size, 2, dtype=torch.float64)
+        logits, lengths, sums = [], [], torch.zeros(context.size, dtype=torch.float64)
         labelled = False
         for micro_batch in shard(inputs, context):
             lengths.append(micro_batch.sequences.seq)
@@ -257,29 +257,33 @@ class SequenceParallel:
                 items = {"num_items_in_batch": 1} if "labels" in given else {}
                 found = model(**given, **items)
             if "labels" in given:
-                sums[micro_batch.owner, 0] = float(found.loss)
-                sums[micro_batch.owner, 1] = int((given["labels"] != -100).sum())
+                sums[micro_batch.owner] = float(found.loss)
             if not loss_only:
                 logits.append(found.logits.detach())
         whole = None if loss_only else to_owners(logits, lengths, context)
-        return self._mean_of(sums) if labelled else None, whole
+        return self._mean_of(sums, inputs) if labelled else None, whole
 
-    def _mean_of(self, sums: Any) -> Any:
+    def _mean_of(self, sums: Any, inputs: dict[str, Any]) -> Any:
         """Returns the loss of this rank's batch, as the Trainer scales it. Collective.
 
         Args:
-            sums: [P, 2], this rank's sum of losses and number of labels in each micro-batch
+            sums: [P], this rank's sum of losses in each micro-batch
+            inputs: this rank's batch
         """
         assert self.sequence_parallel is not None
         context, device = self.sequence_parallel.context, self.args.device
-        whole = torch.empty(context.size, context.size, 2, dtype=torch.float64)
+        whole = torch.empty(context.size, context.size, dtype=torch.float64)
         context.communicator.allgather(_bytes_of(sums), _bytes_of(whole))
-        loss, items = whole.sum(0)[context.rank]
-        loss, items = loss.float().to(device), items.float().to(device)
-        if self.args.average_tokens_across_devices:
-            items = self.accelerator.gather(items).sum().clamp(min=1) / self.args.world_size
-            return loss / items
-        return loss / items.clamp(min=1)
+        loss = whole.sum(0)[context.rank].float().to(device)
+        # The Trainer counts as in training, because versions before 5.10 count the first label of a
+        # sequence, which no token predicts. With average_tokens_across_devices, the number is that
+        # of all ranks.
+        batch = with_shifted_labels(inputs)
+        batch.setdefault("labels", batch.get("shift_labels"))
+        items = self._get_num_items_in_batch([batch], device).clamp(min=1)  # type: ignore[attr-defined]
+        return (
+            loss / items * (self.args.world_size if self.args.average_tokens_across_devices else 1)
+        )
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Returns the number of sequences of a step, over all groups and micro-batches."""
@@ -473,13 +477,13 @@ def _check_options(operation: str, trainer: Any) -> None:
             "set split_batches=False",
         ),
         (
-            args.train_sampling_strategy == "batch_rebalance",
+            getattr(args, "train_sampling_strategy", None) == "batch_rebalance",
             "train_sampling_strategy='batch_rebalance', which gives each rank other data",
             "set train_sampling_strategy='random'",
         ),
         (args.auto_find_batch_size, "auto_find_batch_size=True", "set auto_find_batch_size=False"),
         (
-            args.include_num_input_tokens_seen != "no",
+            args.include_num_input_tokens_seen not in ("no", False),
             f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}, which would "
             "count the tokens of every rank of a group",
             "set include_num_input_tokens_seen='no'",
