@@ -97,7 +97,7 @@ func (f *jsonl) appendRecord(d *decoder, p *decodedBlock, line []byte) error {
 		}
 	}
 	doc, err := d.chat.Read(line, f.format, f.field)
-	if err == nil && (len(doc.IDs) > 0 || !doc.All || !doc.EOS) {
+	if err == nil && (len(doc.IDs) > 0 || !doc.All || !doc.Marked) {
 		p.chat = p.chat || len(doc.IDs) == 0
 		err = d.appendLabelled(p, doc)
 	} else if err == nil {
@@ -171,7 +171,7 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 	} else {
 		d.mask = append(d.mask[:0], slices.Repeat([]bool{true}, len(p.ids)-at)...)
 	}
-	if doc.EOS {
+	if doc.Marked {
 		n := len(p.ids)
 		p.ids = tokenizer.InsertBegin(p.ids, at, d.begin)
 		for range len(p.ids) - n {
@@ -189,7 +189,7 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 		return fmt.Errorf(
 			"no token is trained: each token with a trained byte has other bytes as well; use another template or tokenizer")
 	}
-	if doc.EOS && len(p.ids) > at {
+	if doc.Marked && len(p.ids) > at {
 		n := len(p.ids)
 		p.ids = d.appendEOS(p.ids)
 		p.labels = append(p.labels, p.ids[n:]...)

@@ -171,6 +171,9 @@ func TestBeginMarks(t *testing.T) {
 			[][]int32{{0, 1, 3}, {2, 0, 1, 3}}, nil},
 		{"a.jsonl", `{"prompt": "aa", "completion": "b"}`, true, [][]int32{{2, 0, 0, 1, 3}},
 			[]int32{Ignore, Ignore, 1, 3, Ignore}},
+		// A completion that has the end mark does not get another.
+		{"a.jsonl", `{"prompt": "aa", "completion": "b</s>"}`, true, [][]int32{{2, 0, 0, 1, 3}},
+			[]int32{Ignore, Ignore, 1, 3, Ignore}},
 		{"a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`, true,
 			[][]int32{{2, 0, 2, 1}}, []int32{Ignore, Ignore, 1, Ignore}},
 		{"a.jsonl", `{"input_ids": [0, 1]}`, true, [][]int32{{0, 1}}, nil},

@@ -69,7 +69,7 @@ type Document struct {
 	Text        []byte
 	Trained     []Range // ascending; bytes that are trained
 	All         bool    // everything is trained
-	EOS         bool    // the end of the document is marked and trained, if the tokenizer can
+	Marked      bool    // the tokenizer's marks are around the text; the end mark is trained
 	IDs, Labels []int32
 }
 

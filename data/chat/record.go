@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"ulysses/data/chat/jinja"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -40,7 +39,7 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 		if err != nil {
 			return nil, fmt.Errorf("%w; set data.text_field to the field that has the text", err)
 		}
-		return &Document{Text: []byte(text), All: true, EOS: true}, nil
+		return &Document{Text: []byte(text), All: true, Marked: true}, nil
 	case Tokens:
 		return tokens(object)
 	case Prompt:
@@ -322,10 +321,7 @@ func (r *Reader) prompt(object map[string]json.RawMessage) (*Document, error) {
 	if completion == "" {
 		return nil, errors.New("the completion is empty; remove the record")
 	}
-	d := &Document{Text: []byte(prompt + completion), All: r.TrainOn == All, EOS: true}
-	if eos, ok := r.variables.Get("eos_token"); ok && strings.HasSuffix(completion, eos.(jinja.Text).S) {
-		d.EOS = false // the completion has it
-	}
+	d := &Document{Text: []byte(prompt + completion), All: r.TrainOn == All, Marked: true}
 	d.Trained = []Range{{len(prompt), len(d.Text)}}
 	return d, nil
 }
