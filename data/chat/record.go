@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -234,10 +235,11 @@ func tokens(object map[string]json.RawMessage) (*Document, error) {
 		if !ok || string(raw) == "null" {
 			continue
 		}
-		var ids []int64
-		if err := json.Unmarshal(raw, &ids); err != nil {
+		ids, ok := integers(raw)
+		if !ok {
 			return nil, fmt.Errorf("field %q is not a list of integers; write token ids", x.name)
 		}
+		*x.to = make([]int32, 0, len(ids)) // an empty list is not a field that is absent
 		for i, id := range ids {
 			if id > math.MaxInt32 || id < -100 {
 				return nil, fmt.Errorf("%s, position %d: %d is not a token id", x.name, i, id)
@@ -258,6 +260,13 @@ func tokens(object map[string]json.RawMessage) (*Document, error) {
 	return d, nil
 }
 
+// integers decodes a list of integers. json.Unmarshal decodes an element that is null as 0, which
+// is a token id. Of the lists that it accepts, only those with a null have a letter.
+func integers(raw json.RawMessage) (list []int64, ok bool) {
+	err := json.Unmarshal(raw, &list)
+	return list, err == nil && bytes.IndexByte(raw, 'n') < 0
+}
+
 // oneDocument returns an error if a field beside input_ids leaves tokens out of the attention or of
 // the loss, or divides them into several documents.
 func oneDocument(object map[string]json.RawMessage, tokens int) error {
@@ -266,8 +275,8 @@ func oneDocument(object map[string]json.RawMessage, tokens int) error {
 		if !ok || string(raw) == "null" {
 			continue
 		}
-		var values []int64
-		if err := json.Unmarshal(raw, &values); err != nil {
+		values, ok := integers(raw)
+		if !ok {
 			return fmt.Errorf("field %q is not a list of integers; remove it", name)
 		}
 		if want := oneValue(name, tokens); len(values) != want {
