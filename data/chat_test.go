@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -184,6 +185,36 @@ func TestMaskedTokens(t *testing.T) {
 	if got, want := tok.Decode(m.IDs),
 		"<|im_start|>user\nCafé?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nNoël, é.<|im_end|>\n"; got != want {
 		t.Errorf("%q; want %q", got, want)
+	}
+}
+
+// The token that ends a turn is trained though it takes the newline behind it along, which belongs
+// to the template. Phi-3 has such tokens.
+func TestEndTokenWithNewline(t *testing.T) {
+	dir := t.TempDir()
+	file(t, dir, "tokenizer.json",
+		`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
+		{"id": 2, "content": "<user>", "special": true, "rstrip": true},
+		{"id": 3, "content": "<assistant>", "special": true, "rstrip": true},
+		{"id": 4, "content": "<end>", "special": true, "rstrip": true}]}`)
+	file(t, dir, "chat_template.jinja",
+		"{% for m in messages %}{{ '<' + m.role + '>\n' + m.content + '<end>\n' }}{% endfor %}"+
+			"{% if add_generation_prompt %}{{ '<assistant>\n' }}{% endif %}")
+	c := config(20, file(t, dir, "a.jsonl",
+		`{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b"}, `+
+			`{"role": "user", "content": "a"}, {"role": "assistant", "content": "ab"}]}`))
+	c.Tokenizer = dir
+	data, err := Open(c, EvalConfig{}, Options{Vocab: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	m := whole(t, data.Train())[0]
+	ids := []int32{2, 0, 4, 3, 1, 4, 2, 0, 4, 3, 0, 1, 4}
+	const no = Ignore
+	targets := []int32{no, no, no, 1, 4, no, no, no, no, 0, 1, 4, no}
+	if !slices.Equal(m.IDs, ids) || !slices.Equal(m.Targets, targets) {
+		t.Errorf("%d, targets %d; want %d, targets %d", m.IDs, m.Targets, ids, targets)
 	}
 }
 

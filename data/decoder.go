@@ -21,10 +21,10 @@ type decoder struct {
 	sequence  int64 // data.sequence
 	// tokens of the document before the text that is being encoded; errors count from there
 	tokensBefore int64
-	raw          []byte // bytes of a block
-	text         []byte // text of one document
-	mask         []bool // of the tokens of a document
-	tokenEnds    []int  // of the tokens of a document
+	raw          []byte   // bytes of a block
+	text         []byte   // text of one document
+	mask         []bool   // of the tokens of a document
+	spans        [][2]int // of the tokens of a document: bytes of its text
 	decoded      decodedBlock
 	blocks       []foundBlock // found in the current unit
 	keepStarts   bool         // Config.needsStarts

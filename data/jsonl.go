@@ -150,9 +150,9 @@ func (d *decoder) appendReady(p *decodedBlock, doc *chat.Document) error {
 	return nil
 }
 
-// speller is a tokenizer that tells where tokens end in a text.
+// speller is a tokenizer that tells where tokens stand in a text.
 type speller interface {
-	Ends(dst []int, text []byte, ids []int32) ([]int, error)
+	Spans(dst [][2]int, text []byte, ids []int32) ([][2]int, error)
 	Canonical(text []byte) ([]byte, bool)
 }
 
@@ -164,10 +164,10 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 		return err
 	}
 	if !doc.All {
-		if err = d.ends(doc, p.ids[at:]); err != nil {
+		if err = d.locate(doc, p.ids[at:]); err != nil {
 			return err
 		}
-		d.mask = doc.Mask(d.mask[:0], d.tokenEnds)
+		d.mask = doc.Mask(d.mask[:0], d.spans)
 	} else {
 		d.mask = append(d.mask[:0], slices.Repeat([]bool{true}, len(p.ids)-at)...)
 	}
@@ -197,23 +197,23 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 	return nil
 }
 
-// ends stores in d.tokenEnds where the tokens of a document's text end. If the tokenizer brings
+// locate stores in d.spans where the tokens of a document's text stand. If the tokenizer brings
 // texts into a normal form, the text of the document becomes the one in this form.
-func (d *decoder) ends(doc *chat.Document, ids []int32) error {
-	d.tokenEnds = d.tokenEnds[:0]
+func (d *decoder) locate(doc *chat.Document, ids []int32) error {
+	d.spans = d.spans[:0]
 	if d.tokenizer == nil {
 		for i := range ids {
-			d.tokenEnds = append(d.tokenEnds, i+1)
+			d.spans = append(d.spans, [2]int{i, i + 1})
 		}
 		return nil
 	}
 	s, ok := d.tokenizer.(speller)
 	if !ok {
 		return status.Errorf(status.Unsupported,
-			"the tokenizer does not tell where tokens end; set data.train_on = \"all\"")
+			"the tokenizer does not tell where tokens stand; set data.train_on = \"all\"")
 	}
 	var err error
-	if d.tokenEnds, err = s.Ends(d.tokenEnds, doc.Text, ids); err == nil {
+	if d.spans, err = s.Spans(d.spans, doc.Text, ids); err == nil {
 		return nil
 	}
 	same := doc.Canonical(s.Canonical)
@@ -222,7 +222,7 @@ func (d *decoder) ends(doc *chat.Document, ids []int32) error {
 		same = e == nil && slices.Equal(again, ids)
 	}
 	if same {
-		if d.tokenEnds, err = s.Ends(d.tokenEnds[:0], doc.Text, ids); err == nil {
+		if d.spans, err = s.Spans(d.spans[:0], doc.Text, ids); err == nil {
 			return nil
 		}
 	}

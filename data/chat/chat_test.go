@@ -46,12 +46,12 @@ func masked(t *testing.T, tok *tokenizer.Tokenizer, d *Document) (tokens int, ra
 	if err != nil {
 		t.Fatal(err)
 	}
-	ends, err := tok.Ends(nil, d.Text, ids)
+	spans, err := tok.Spans(nil, d.Text, ids)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ranges = [][2]int{}
-	for i, in := range d.Mask(nil, ends) {
+	for i, in := range d.Mask(nil, spans) {
 		if k := len(ranges) - 1; in && k >= 0 && ranges[k][1] == i {
 			ranges[k][1]++
 		} else if in {

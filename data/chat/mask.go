@@ -194,16 +194,17 @@ func endsOf(text string, tokens []string) (ends []int) {
 }
 
 // Mask appends, for each token, whether it is trained: whether all its bytes are. Token i has bytes
-// ends[i-1] to ends[i] of the text. A token without bytes is trained with the bytes around it.
-func (d *Document) Mask(dst []bool, ends []int) []bool {
-	lo, k := 0, 0
-	for _, hi := range ends {
+// [spans[i][0], spans[i][1]) of the text; spans ascend. A token without bytes is trained with the
+// bytes around it.
+func (d *Document) Mask(dst []bool, spans [][2]int) []bool {
+	k := 0
+	for _, span := range spans {
+		lo, hi := span[0], span[1]
 		for k < len(d.Trained) && d.Trained[k].Hi < hi {
 			k++
 		}
 		in := k < len(d.Trained) && d.Trained[k].Lo <= lo
 		dst = append(dst, d.All || in && (hi > lo || d.Trained[k].Lo < lo && hi < d.Trained[k].Hi))
-		lo = hi
 	}
 	return dst
 }

@@ -100,8 +100,11 @@ func TestMask(t *testing.T) {
 		{[]int{5, 5, 7, 7, 9, 9, 12}, "..xxx.."},
 		{[]int{12}, "."},
 	} {
-		got := ""
-		for _, in := range d.Mask(nil, c.ends) {
+		got, spans, lo := "", [][2]int{}, 0
+		for _, hi := range c.ends {
+			spans, lo = append(spans, [2]int{lo, hi}), hi
+		}
+		for _, in := range d.Mask(nil, spans) {
 			got += map[bool]string{true: "x", false: "."}[in]
 		}
 		if got != c.want {

@@ -57,7 +57,7 @@ type Tokenizer struct {
 
 	mu       sync.Mutex
 	idle     []*scratch // those that no goroutine uses
-	surfaces surfaces   // made by the first call of Ends
+	surfaces surfaces   // made by the first call of Spans
 }
 
 // scratch is the memory that a goroutine uses while it encodes.

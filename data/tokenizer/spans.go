@@ -71,10 +71,11 @@ func (t *Tokenizer) Canonical(text []byte) ([]byte, bool) {
 	return p.text, true
 }
 
-// Ends appends, for each token of ids, the position in the text where the token ends. ids is the
-// result of Encode for the text. The error has the code Unsupported if the tokenizer has changed
-// the text, so that the tokens do not spell it.
-func (t *Tokenizer) Ends(dst []int, text []byte, ids []int32) ([]int, error) {
+// Spans appends, for each token of ids, the bytes [from, to) of the text that it spells. ids is the
+// result of Encode for the text. White space that an added token takes along (lstrip, rstrip) is in
+// no span. The error has the code Unsupported if the tokenizer has changed the text, so that the
+// tokens do not spell it.
+func (t *Tokenizer) Spans(dst [][2]int, text []byte, ids []int32) ([][2]int, error) {
 	t.mu.Lock()
 	if t.surfaces == nil {
 		t.surfaces = t.surfacesOf()
@@ -84,18 +85,19 @@ func (t *Tokenizer) Ends(dst []int, text []byte, ids []int32) ([]int, error) {
 	for i, id := range ids {
 		// A token may be both: Gemma 3 has its runs of ▁, which the model makes of spaces, as added
 		// tokens as well.
-		end, added := t.addedEnd(text, at, id)
+		span, next, added := t.addedSpan(text, at, id)
 		if !added {
 			var ok bool
-			if end, ok = t.wordEnd(text, at, id, word); !ok {
+			if next, ok = t.wordEnd(text, at, id, word); !ok {
 				return dst,
 					status.Errorf(status.Unsupported,
 						"tokenizer: token %d of a text, %d, does not spell the text at byte %d, because the tokenizer changes the text",
 						i, id, at)
 			}
+			span = [2]int{at, next}
 		}
-		at, word = end, added
-		dst = append(dst, at)
+		at, word = next, added
+		dst = append(dst, span)
 	}
 	if at != len(text) {
 		return dst, status.Errorf(status.Unsupported,
@@ -105,25 +107,27 @@ func (t *Tokenizer) Ends(dst []int, text []byte, ids []int32) ([]int, error) {
 	return dst, nil
 }
 
-// addedEnd returns the position where an added token that stands in the text at a position ends;
-// false if none with this id stands there.
-func (t *Tokenizer) addedEnd(text []byte, at int, id int32) (end int, ok bool) {
+// addedSpan returns the bytes that are the content of an added token that stands in the text at a
+// position, and the position after the white space that the token takes along; false if none with
+// this id stands there.
+func (t *Tokenizer) addedSpan(text []byte, at int, id int32) (span [2]int, next int, ok bool) {
 	a, ok := t.added.tokens[id]
 	if !ok {
-		return 0, false
+		return span, 0, false
 	}
 	for !bytes.HasPrefix(text[at:], []byte(a.Content)) {
-		next := afterSpace(text, at)
-		if !a.LStrip || next == at {
-			return 0, false
+		after := afterSpace(text, at)
+		if !a.LStrip || after == at {
+			return span, 0, false
 		}
-		at = next
+		at = after
 	}
-	at += len(a.Content)
-	for next := afterSpace(text, at); a.RStrip && next > at; next = afterSpace(text, at) {
-		at = next
+	span = [2]int{at, at + len(a.Content)}
+	next = span[1]
+	for after := afterSpace(text, next); a.RStrip && after > next; after = afterSpace(text, next) {
+		next = after
 	}
-	return at, true
+	return span, next, true
 }
 
 // afterSpace returns the position after a character of white space, or at if there is none.
@@ -134,8 +138,9 @@ func afterSpace(text []byte, at int) int {
 	return at
 }
 
-// wordEnd is addedEnd for a token of the model. word: the token may begin with a space that the
-// tokenizer has put before the text.
+// wordEnd returns the position where a token of the model that stands in the text at a position
+// ends; false if it does not stand there. word: the token may begin with a space that the tokenizer
+// has put before the text.
 func (t *Tokenizer) wordEnd(text []byte, at int, id int32, word bool) (end int, ok bool) {
 	s, ok := t.surfaces[id]
 	if !ok {
