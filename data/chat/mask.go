@@ -194,17 +194,17 @@ func endsOf(text string, tokens []string) (ends []int) {
 }
 
 // Mask appends, for each token, whether it is trained: whether all its bytes are. Token i has bytes
-// [spans[i][0], spans[i][1]) of the text; spans ascend. A token without bytes is trained with the
-// bytes around it.
+// [spans[i][0], spans[i][1]) of the text; spans ascend. A token without bytes, such as the ▁ that a
+// tokenizer puts before a text, belongs to the byte behind it: an answer that follows a special
+// token begins with it, also when a model writes the answer.
 func (d *Document) Mask(dst []bool, spans [][2]int) []bool {
 	k := 0
 	for _, span := range spans {
 		lo, hi := span[0], span[1]
-		for k < len(d.Trained) && d.Trained[k].Hi < hi {
+		for k < len(d.Trained) && d.Trained[k].Hi < max(hi, lo+1) {
 			k++
 		}
-		in := k < len(d.Trained) && d.Trained[k].Lo <= lo
-		dst = append(dst, d.All || in && (hi > lo || d.Trained[k].Lo < lo && hi < d.Trained[k].Hi))
+		dst = append(dst, d.All || k < len(d.Trained) && d.Trained[k].Lo <= lo)
 	}
 	return dst
 }
