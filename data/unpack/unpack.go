@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -90,8 +91,7 @@ func expand(in *os.File, ext string, fields []string) (*os.File, error) {
 	}
 	out, err := os.CreateTemp("", "ulysses-data-*")
 	if err != nil {
-		return nil, status.Errorf(status.IO,
-			"no temporary file for the expanded data: %w; set TMPDIR to a folder with room", err)
+		return nil, noTemporary(err)
 	}
 	os.Remove(out.Name())
 	w := &limited{out: out, left: maxGrowth*info.Size() + minLimit}
@@ -117,6 +117,16 @@ func expand(in *os.File, ext string, fields []string) (*os.File, error) {
 		return nil, err
 	}
 	return nil, status.Errorf(status.IO, "the file cannot be expanded: %w; write it again", err)
+}
+
+// noTemporary returns the error for a temporary file that cannot be made. Each stays open while the
+// data are read, so many compressed files may exceed the limit of open files.
+func noTemporary(err error) error {
+	fix := "set TMPDIR to a folder with room"
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		fix = "each compressed file needs an open file: raise the limit (ulimit -n), or join files"
+	}
+	return status.Errorf(status.IO, "no temporary file for the expanded data: %w; %s", err, fix)
 }
 
 // limited writes to a file, up to a limit.
