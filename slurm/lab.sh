@@ -1,6 +1,6 @@
 #!/bin/bash
-# lab.sh starts a private Slurm 22.05 cluster on one machine for tests: munged, slurmctld and N
-# virtual slurmd, without systemd, on the loopback interface.
+# lab.sh starts a private Slurm cluster (22.05 or newer) on one machine for tests: munged, slurmctld
+# and N virtual slurmd, without systemd, on the loopback interface.
 #
 #   lab.sh up     DIR [NODES] [CPUS_PER_NODE]   start (idempotent; default 2 nodes x 4 CPUs)
 #   lab.sh down   DIR                           stop the processes that DIR's pid files name
@@ -8,8 +8,8 @@
 #   lab.sh env    DIR                           print the exports of a client shell:
 #                                               eval "$(lab.sh env DIR)"
 #
-# Packages (Debian 12): munge slurmctld slurmd slurm-client libpmix-dev. Slurm's mpi_pmix plugin
-# opens the unversioned libpmix.so, which only libpmix-dev has.
+# Packages (Debian 12 and 13): munge slurmctld slurmd slurm-client libpmix-dev. Slurm's mpi_pmix
+# plugin opens the unversioned libpmix.so, which only libpmix-dev has.
 # The script needs root: munged runs as root with --force, slurmctld and slurmd with
 # SlurmUser=SlurmdUser=root.
 # Each virtual node is a slurmd in its own UTS, IPC and mount namespace, with its own hostname (n1,
@@ -140,6 +140,11 @@ CONF_EOF
   # default, uses it for fences without data. MPI_Init then crashed in 3 of 100 runs with 2 x 4
   # ranks (SIGSEGV at PC 0). The ring fence is a barrier.
   echo "PMIxCollFence=ring" >"$DIR/etc/mpi.conf"
+  # Slurm from 23.02 on needs a file system of cgroups, also without plugins that use it, unless it
+  # is told not to. Older versions do not know the word.
+  if [ "$(slurmd -V | sed 's/^[^0-9]*\([0-9]*\).*/\1/')" -ge 23 ]; then
+    echo "CgroupPlugin=disabled" >"$DIR/etc/cgroup.conf"
+  fi
   # SLURM_FAKE_GPUS=k gives every node k GPUs that are null devices. Slurm then sets
   # CUDA_VISIBLE_DEVICES for each task, as on a real cluster.
   if [ "${SLURM_FAKE_GPUS:-0}" -gt 0 ]; then

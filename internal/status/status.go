@@ -32,6 +32,13 @@ var names = map[Code]string{
 	Internal: "internal", Preempted: "preempted", NothingToRun: "nothing to run on",
 }
 
+// Known reports whether c is a code of this list. A process that ends with another code was killed,
+// or a library has ended it.
+func (c Code) Known() bool {
+	_, ok := names[c]
+	return ok
+}
+
 func (c Code) String() string {
 	if n, ok := names[c]; ok {
 		return n

@@ -89,7 +89,7 @@ func Run(o Options) (code int, err error) {
 			}
 			return end.code, nil
 		}
-		c.exclude(d, end.code > 128)
+		c.exclude(d, !status.Code(end.code).Known())
 		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from the newest checkpoint", end.code,
 			firstLine(d.Text), attempt+1, o.Restarts))
 	}
