@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # deps.sh build|test [install]: checks for the packages that the build needs (Open MPI, gcc,
 # pkg-config; Go must be installed), or that the tests need (also MPICH, Slurm, g++, gfortran, and
-# venv for the CUDA compiler, the linters and the tests of python/). With MPICC=mpicc.mpich, or
-# another wrapper than mpicc, the build does not need Open MPI.
+# venv for the CUDA compiler, the linters and the tests of python/, and Python's headers for
+# torch.compile). With MPICC=mpicc.mpich, or another wrapper than mpicc, the build does not need
+# Open MPI.
 #
 # For root, as in a container, the script installs missing packages. For other users it installs
 # them with sudo if the second argument is install (make deps, make deps-test); otherwise it prints
@@ -35,6 +36,8 @@ if [ "$what" = test ]; then
   command -v mpiexec.mpich >/dev/null || packages+=(mpich)
   command -v mpicc.mpich >/dev/null || packages+=(libmpich-dev)
   python3 -c 'import ensurepip' >/dev/null 2>&1 || packages+=(python3-venv)
+  python3 -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' >/dev/null 2>&1 ||
+    packages+=(python3-dev)
   for b in munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${b%%:*}" >/dev/null || packages+=("${b##*:}")
   done
