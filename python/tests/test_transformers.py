@@ -4,6 +4,8 @@ The tests compare logits, loss and every gradient. Ranks are threads.
 """
 
 import copy
+import functools
+import itertools
 import unittest
 
 import ulysses
@@ -16,6 +18,11 @@ from ulysses.model_call import Forward, entered
 try:
     import torch
     import transformers
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        CheckpointImpl,
+        checkpoint_wrapper,
+    )
+    from torch.utils.checkpoint import checkpoint
 except ImportError:
     torch = transformers = None
 if transformers is not None:
@@ -83,6 +90,20 @@ def register(ctx, model):
     ulysses.register_transformers(name, ctx)
     model.set_attn_implementation(name)
     return model
+
+
+def without_keyword(forward):
+    """Returns the forward of a layer to which a model does not pass its keyword arguments."""
+    return lambda *args, ulysses_forward=None, **options: forward(*args, **options)
+
+
+def checkpointed(forward, reentrant):
+    """Returns the forward of a layer with torch.utils.checkpoint around it."""
+
+    def run(*args, **options):
+        return checkpoint(functools.partial(forward, **options), *args, use_reentrant=reentrant)
+
+    return run
 
 
 @need_torch
@@ -518,31 +539,56 @@ class Calls(unittest.TestCase):
         ids = torch.arange(12)[None] % VOCAB
         two = torch.cat([torch.arange(5), torch.arange(7)])[None]
 
-        def without_keyword(layer):
-            forward = layer.forward
-            return lambda *args, ulysses_forward=None, **options: forward(*args, **options)
+        def enabled(model, reentrant):
+            model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+
+        def wrapped(model, reentrant):
+            kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+            layers = model.model.layers
+            for i, layer in enumerate(layers):
+                layers[i] = checkpoint_wrapper(layer, checkpoint_impl=kind)
+
+        def by_hand(model, reentrant):
+            for layer in model.model.layers:
+                layer.forward = checkpointed(layer.forward, reentrant)
 
         for family in ("llama", "qwen3.5 text"):
             model = build(family)
 
-            def gradients(ctx, reentrant=None):
+            def gradients(ctx, again=None, reentrant=False):
                 rank_model = register(ctx, copy.deepcopy(model))
-                if reentrant is not None:
-                    rank_model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
-                    rank_model.enable_input_require_grads()
+                if again is not None:
                     for layer in rank_model.model.layers:
-                        layer.forward = without_keyword(layer)
+                        layer.forward = without_keyword(layer.forward)
+                    rank_model.enable_input_require_grads()
+                    again(rank_model, reentrant)
                 y = rank_model(input_ids=local(ids, ctx), position_ids=local(two, ctx)).logits
                 y.square().mean().backward()
                 return [p.grad for p in rank_model.parameters()]
 
             for size in (1, 2):
                 want = contexts(size, gradients)
-                for reentrant in (False, True):
-                    found = contexts(size, lambda ctx: gradients(ctx, reentrant))
+                for again, reentrant in itertools.product((enabled, wrapped), (False, True)):
+                    found = contexts(size, lambda ctx: gradients(ctx, again, reentrant))
                     for a, b in zip(found, want):
                         for x, y in zip(a, b):
-                            self.assertLess(error(x, y), 1e-6, (family, size, reentrant))
+                            self.assertLess(error(x, y), 1e-6, (family, size, again, reentrant))
+                for reentrant in (False, True):
+                    with self.assertRaisesRegex(
+                        ulysses.Unsupported, "runs again in backward.*gradient_checkpointing_enable"
+                    ):
+                        contexts(size, lambda ctx: gradients(ctx, by_hand, reentrant))
+
+    def test_layers_that_run_again_without_a_call(self):
+        """A layer of a model that this package does not compute any more may run again."""
+        model = build("qwen3.5 text")
+        ids = torch.arange(12)[None] % VOCAB
+        with ulysses.Context() as ctx:
+            register(ctx, model)(input_ids=ids)
+        model.set_attn_implementation("sdpa")
+        model.gradient_checkpointing_enable(dict(use_reentrant=False))
+        model(input_ids=ids).logits.square().mean().backward()
+        self.assertTrue(all(p.grad is not None for p in model.parameters()))
 
     def test_a_cache_under_another_name(self):
         """From transformers 5.24 on, the argument of models and layers for a cache is `cache`."""

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from .delta_layer import gated_delta_layer
 from .errors import Unsupported
-from .model_call import KEY, Forward, cache_of, inside
+from .model_call import Forward, cache_of, call_of
 
 # A layer that takes an argument with one of these names mixes tokens.
 _MIXER_ARGUMENTS = {
@@ -167,7 +167,7 @@ def _replace(cls: type) -> None:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        call = kwargs.pop(KEY, None) or inside()
+        call = call_of(self, kwargs)
         # Only a call on one rank has a cache.
         if call is None or cache_of({**dict(zip(names, args)), **kwargs}) is not None:
             return original(self, hidden_states, *args, **kwargs)

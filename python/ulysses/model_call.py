@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._eager import eager
 from .context import Context
+from .errors import Unsupported
 from .plan import Sequences
 
 KEY = "ulysses_forward"  # keyword under which layers receive the Forward of their model's call
 # The argument of a model or layer that has its cache, in the versions of transformers.
 _CACHES = ("past_key_values", "cache", "cache_params")
+# The attributes in which layers of transformers and PyTorch's CheckpointWrapper have the function
+# that checkpoints them.
+_CHECKPOINTS = ("_gradient_checkpointing_func", "checkpoint_fn")
 _thread = threading.local()
 
 
@@ -50,6 +55,28 @@ def entered(forward: Forward) -> Iterator[None]:
         _thread.forward = before
 
 
+@eager
+def call_of(layer: Any, options: dict[str, Any]) -> Forward | None:
+    """Returns the call of the model in which a layer runs, or None. It removes KEY from options.
+
+    Raises:
+        Unsupported: the layer runs again in backward, and its call is not known
+    """
+    import torch
+
+    call = options.pop(KEY, None) or inside()
+    if torch._C._current_graph_task_id() == -1:  # not in backward
+        layer._ulysses_called = call is not None
+    elif call is None and getattr(layer, "_ulysses_called", False):
+        name = type(layer).__name__
+        raise Unsupported(
+            f"ulysses: {name} runs again in backward without the documents of its model's call, "
+            "because this version of the model does not pass keyword arguments to its layers; call "
+            "model.gradient_checkpointing_enable() instead of torch.utils.checkpoint"
+        )
+    return call
+
+
 def cache_of(given: Mapping[str, Any]) -> Any:
     """Returns the cache among the arguments of a model or a layer, or None.
 
@@ -69,14 +96,18 @@ def running_again(model: Any, forward: Forward) -> Iterator[None]:
     in backward no call of the model is running. Inside the with statement, the functions that
     checkpoint layers therefore note the call.
     """
-    name = "_gradient_checkpointing_func"
-    kept = [(m, vars(m)[name]) for m in model.modules() if name in vars(m)]
-    for m, function in kept:
+    kept = [
+        (m, name, vars(m)[name])
+        for m in model.modules()
+        for name in _CHECKPOINTS
+        if name in vars(m)
+    ]
+    for m, name, function in kept:
         setattr(m, name, _with_call(function, forward))
     try:
         yield
     finally:
-        for m, function in kept:
+        for m, name, function in kept:
             setattr(m, name, function)
 
 

@@ -23,7 +23,7 @@ from ._eager import eager
 from .attention import attention
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
-from .model_call import KEY, inside
+from .model_call import KEY, call_of, inside
 from .parallel_state import ParallelState, check_size, parallel_state
 from .plan import Sequences
 
@@ -382,7 +382,7 @@ def transformers_attention(
 
     operation = "ulysses.transformers_attention"
     query, key, value = (autocasted(x) for x in (query, key, value))
-    call = others.pop(KEY, None) or inside()
+    call = call_of(module, others)
     ctx = call.context if call is not None else current(context)
     refused = {
         "head_mask": others.get("head_mask"),
