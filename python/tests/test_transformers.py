@@ -590,6 +590,35 @@ class Calls(unittest.TestCase):
         model(input_ids=ids).logits.square().mean().backward()
         self.assertTrue(all(p.grad is not None for p in model.parameters()))
 
+    def test_a_model_inside_a_call_of_another(self):
+        """A model that a hook of another one calls has its own documents and positions.
+
+        The inner model may be one that this package does not compute, on whole sequences.
+        """
+        ids = torch.arange(12)[None] % VOCAB
+        two = torch.cat([torch.arange(5), torch.arange(7)])[None]
+        for family in ("llama", "qwen3.5 text"):
+            outer, inner, plain = build(family), build(family), build(family, "sdpa")
+            want = plain(input_ids=ids, use_cache=False).logits.detach()
+
+            def body(ctx):
+                a, b, c = (copy.deepcopy(m) for m in (outer, inner, plain))
+                register(ctx, a), register(ctx, b)
+                found = []
+
+                def hook(*_):
+                    found.append(b(input_ids=local(ids, ctx)).logits.detach())
+                    found.append(c(input_ids=ids, use_cache=False).logits.detach())
+
+                a.model.layers[0].register_forward_hook(hook)
+                a(input_ids=local(ids, ctx), position_ids=local(two, ctx))
+                return found
+
+            for size in (1, 2):
+                found = contexts(size, body)
+                self.assertLess(error(torch.cat([b for b, _ in found], 1), want), TOLERANCE)
+                self.assertEqual(error(found[0][1], want), 0, (family, size))
+
     def test_a_cache_under_another_name(self):
         """From transformers 5.24 on, the argument of models and layers for a cache is `cache`."""
 

@@ -74,10 +74,16 @@ def install() -> None:
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        running = inside()
+        if KEY in kwargs or (running is not None and running.runs(self)):
+            return original(self, *args, **kwargs)
         name = getattr(self.config, "_attn_implementation", None)
         found = registered.get(name or "")
-        if found is None or not found.computes(self) or KEY in kwargs or inside() is not None:
-            return original(self, *args, **kwargs)
+        if found is None or not found.computes(self):
+            if running is None:
+                return original(self, *args, **kwargs)
+            with entered(None):  # another model, which a hook of the running one calls
+                return original(self, *args, **kwargs)
         args, kwargs, forward = begin(self, found, args, kwargs)
         with entered(forward), running_again(self, forward):
             return original(self, *args, **kwargs)
@@ -260,7 +266,7 @@ def begin(
         )
     else:
         no_cache = {}
-    forward = Forward(ctx, sequences, rows, past)
+    forward = Forward(ctx, sequences, rows, past, model)
     changed: dict[str, Any] = {
         name: None for name in ("attention_mask",) if given.get(name) is not None
     } | no_cache

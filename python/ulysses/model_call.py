@@ -31,12 +31,18 @@ class Forward:
         sequences: lengths and documents
         rows: tokens of each sequence on this rank
         past: tokens in the key-value cache; 0 on several ranks
+        model: the model; None = the call of every layer
     """
 
     context: Context
     sequences: Sequences
     rows: int
     past: int = 0
+    model: Any = None
+
+    def runs(self, model: Any) -> bool:
+        """Reports whether the call runs a model, as itself or as one of its modules."""
+        return self.model is None or any(m is model for m in self.model.modules())
 
 
 def inside() -> Forward | None:
@@ -45,8 +51,8 @@ def inside() -> Forward | None:
 
 
 @contextlib.contextmanager
-def entered(forward: Forward) -> Iterator[None]:
-    """Sets the model's call of this thread inside a with statement."""
+def entered(forward: Forward | None) -> Iterator[None]:
+    """Sets the model's call of this thread, or that there is none, inside a with statement."""
     before = inside()
     _thread.forward = forward
     try:
