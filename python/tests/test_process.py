@@ -97,9 +97,10 @@ assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
         )
 
     def test_memory_stays(self):
-        """After 2,000 forward and backward passes with 100 lengths, the process has not grown.
+        """After 2,000 forward and backward passes with 100 lengths, 2,000 more use no more memory.
 
-        The context drops batches and makes them again.
+        The context drops batches and makes them again. The memory of Python 3.14 grows by 10 MB in
+        the first passes and no more: after 20,000 passes it is what it was after 10,000.
         """
         grown = int(
             python(
@@ -115,7 +116,7 @@ def round():
         for _ in range(5):
             out, _, call = ulysses.attention_forward(y, y, y, causal=True, context=ctx)
             ulysses.attention_backward(call, y)
-round()
+for _ in range(4): round()
 before = resident()
 for _ in range(4): round()
 print(resident() - before)
