@@ -9,7 +9,7 @@ import itertools
 import unittest
 
 import ulysses
-from need import need_torch
+from need import need, need_torch, packages
 from ranks import contexts, joined, local
 from reference import TOLERANCE, error, per_head
 from ulysses.mixers import _replace
@@ -618,6 +618,41 @@ class Calls(unittest.TestCase):
                 found = contexts(size, body)
                 self.assertLess(error(torch.cat([b for b, _ in found], 1), want), TOLERANCE)
                 self.assertEqual(error(found[0][1], want), 0, (family, size))
+
+    @need(packages("peft"), "no peft", "run make test-python TORCH=1")
+    def test_adapters(self):
+        """Adapters of PEFT that need whole sequences are refused on several ranks."""
+        import peft
+
+        ids = torch.arange(12)[None] % VOCAB
+        on = dict(task_type="CAUSAL_LM")
+        lora = dict(on, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        for config, words in (
+            (peft.LoraConfig(**lora), ""),
+            (peft.LoraConfig(**lora, alora_invocation_tokens=[2, 3]), "its invocation tokens"),
+            (peft.PromptTuningConfig(**on, num_virtual_tokens=2), "virtual tokens before the"),
+            (peft.PrefixTuningConfig(**on, num_virtual_tokens=2), "virtual tokens before the"),
+        ):
+            model = peft.get_peft_model(build("llama"), config).eval()
+            mask = torch.ones_like(ids)
+
+            def body(ctx):
+                rank_model = copy.deepcopy(model)
+                register(ctx, rank_model.get_base_model())
+                shards = dict(input_ids=local(ids, ctx), attention_mask=local(mask, ctx))
+                if not words or ctx.size == 1:
+                    return rank_model(**shards).logits.detach()
+                with self.assertRaisesRegex(ulysses.Unsupported, f"2 ranks: .*{words}"):
+                    rank_model(**shards)
+
+            with self.subTest(config.peft_type, words=words):
+                plain = copy.deepcopy(model)
+                plain.get_base_model().set_attn_implementation("sdpa")
+                want = plain(input_ids=ids, attention_mask=mask).logits.detach()
+                for size in (1,) if words else (1, 2):
+                    self.assertLess(error(torch.cat(contexts(size, body), 1), want), TOLERANCE)
+                if words:
+                    contexts(2, body)
 
     def test_a_cache_under_another_name(self):
         """From transformers 5.24 on, the argument of models and layers for a cache is `cache`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -207,6 +208,8 @@ def begin(
             )
         registration.check(operation, ctx, batch, rows)
         mixers.prepare(model, ctx.size, ctx.layout.zigzag)
+        if ctx.size > 1:
+            _check_adapter(operation, ctx)
         if mask is not None and getattr(mask, "ndim", 0) != 2:
             raise Unsupported(
                 f"{operation}: attention_mask has {getattr(mask, 'ndim', type(mask).__name__)} "
@@ -281,6 +284,33 @@ def begin(
         else:
             bound.arguments.setdefault(rest, {})[name] = value
     return bound.args, bound.kwargs, forward
+
+
+def _check_adapter(operation: str, ctx: Context) -> None:
+    """Raises Unsupported if PEFT calls the model with an adapter that needs whole sequences.
+
+    The model has no reference to the PeftModel around it, which has changed its arguments already.
+    It is therefore looked for in the callers.
+    """
+    peft = sys.modules.get("peft")
+    kind: Any = getattr(peft, "PeftModel", None)
+    frame: Any = sys._getframe() if kind is not None else None
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        frame = frame.f_back
+        if not isinstance(caller, kind):
+            continue
+        config = caller.active_peft_config
+        if config.is_prompt_learning:
+            reason = "puts its virtual tokens before the tokens of every rank"
+        elif getattr(config, "alora_invocation_tokens", None) is not None:
+            reason = "looks for its invocation tokens among the tokens of one rank"
+        else:
+            return
+        raise Unsupported(
+            f"{operation} on {ctx.size} ranks: {type(config).__name__} of PEFT {reason}; use "
+            "adapters that work on single tokens, such as LoRA, or run the model on one rank"
+        )
 
 
 def _check_cache(operation: str, ctx: Context, cache: Any, past: int, mask: Any, ids: Any) -> None:
