@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ _CACHES = ("past_key_values", "cache", "cache_params")
 # The attributes in which layers of transformers and PyTorch's CheckpointWrapper have the function
 # that checkpoints them.
 _CHECKPOINTS = ("_gradient_checkpointing_func", "checkpoint_fn")
+_in_call: weakref.WeakSet = weakref.WeakSet()  # layers whose last forward pass was in a call
 _thread = threading.local()
 
 
@@ -72,8 +74,8 @@ def call_of(layer: Any, options: dict[str, Any]) -> Forward | None:
 
     call = options.pop(KEY, None) or inside()
     if torch._C._current_graph_task_id() == -1:  # not in backward
-        layer._ulysses_called = call is not None
-    elif call is None and getattr(layer, "_ulysses_called", False):
+        (_in_call.discard if call is None else _in_call.add)(layer)
+    elif call is None and layer in _in_call:
         name = type(layer).__name__
         raise Unsupported(
             f"ulysses: {name} runs again in backward without the documents of its model's call, "
