@@ -41,8 +41,9 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 		return aligned(size.workspace + 64), size.workspace
 	}
 	r.attention.lse = r.gates()
-	r.attention.workspace,
-		r.attention.workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.plan, r.batch, p(s)) })
+	r.attention.workspace, r.attention.workspace_bytes = workspaceOf(func(s *cSizes) error {
+		return planSizes(r.plan, r.batch, p(s))
+	})
 	for _, a := range []*cReshardArgs{&r.toHeads, &r.toSeq} {
 		must(t, reshardWorkspace(r.plan, r.batch, p(a), int32(b2i(a == &r.toHeads)), p(&a.workspace_bytes)))
 		a.workspace = aligned(a.workspace_bytes + 64)
@@ -58,8 +59,7 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 	r.layer.saved, r.layer.saved_bytes = aligned(size.saved+64), size.saved
 	for i := range r.gdn {
 		r.gdn[i].state_in, r.gdn[i].state_out = r.states(), r.states()
-		r.gdn[i].workspace,
-			r.gdn[i].workspace_bytes = workspaceOf(func(s *cSizes) error {
+		r.gdn[i].workspace, r.gdn[i].workspace_bytes = workspaceOf(func(s *cSizes) error {
 			return planSizes(r.rules[i], r.batch, p(s))
 		})
 		decays := unsafe.Slice((*float32)(r.gdn[i].g.data), r.rows*callHeads)
@@ -69,8 +69,7 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 	}
 	r.gdnGrads.dstate_out, r.gdnGrads.dstate_in = r.states(), r.states()
 	for i := range r.gdnLayers {
-		r.gdnLayers[i].workspace,
-			r.gdnLayers[i].workspace_bytes = workspaceOf(func(s *cSizes) error {
+		r.gdnLayers[i].workspace, r.gdnLayers[i].workspace_bytes = workspaceOf(func(s *cSizes) error {
 			return gdnLayerSizes(r.rules[i], r.batch, p(s))
 		})
 	}

@@ -361,8 +361,7 @@ func BenchmarkLayerOverlap(b *testing.B) {
 			var wait sync.WaitGroup
 			for rank := range comms {
 				wait.Go(func() {
-					slow,
-						err := slowlinks.New(comms[rank],
+					slow, err := slowlinks.New(comms[rank],
 						slowlinks.Links{Latency: 50 * time.Microsecond, Bandwidth: bandwidth}, nil)
 					must(b, err)
 					o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}

@@ -37,8 +37,8 @@ func TestTwoLevelsChangeNothing(t *testing.T) {
 			var losses [2][]float64
 			var weights [2][]byte
 			for i, how := range []string{"off", "on"} {
-				losses[i], weights[i],
-					outputs[i] = trainedOn(t, onNodes(twoEach), filepath.Join(goldens, name, "job.toml"), 4,
+				losses[i], weights[i], outputs[i] = trainedOn(t, onNodes(twoEach),
+					filepath.Join(goldens, name, "job.toml"), 4,
 					append([]string{"parallel.two_level=" + how}, sets...)...)
 			}
 			if !slices.Equal(losses[0], losses[1]) || !bytes.Equal(weights[0], weights[1]) {

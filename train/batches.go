@@ -17,10 +17,9 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 		err = t.readBalanced(s)
 	} else {
 		for a := range t.microBatches {
-			t.microBatches[a],
-				err = t.Data.Train.Ordered(t.Loop.first(s, t.globalBatch())+
-				(int64(a)*int64(t.Mesh.Replicas)+int64(t.Mesh.Replica))*t.Data.Config.Batch,
-				t.Data.Config.Batch, t.microBatches[a])
+			at := t.Loop.first(s, t.globalBatch()) +
+				(int64(a)*int64(t.Mesh.Replicas)+int64(t.Mesh.Replica))*t.Data.Config.Batch
+			t.microBatches[a], err = t.Data.Train.Ordered(at, t.Data.Config.Batch, t.microBatches[a])
 			if err != nil {
 				break
 			}

@@ -43,9 +43,8 @@ func TestCUDAProcesses(t *testing.T) {
 			for _, s := range sets {
 				args = append(args, "--set", s)
 			}
-			code, stdout,
-				stderr := mpirun(t, c.ranks, []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_MPI_CUDA=" + c.aware},
-				args...)
+			code, stdout, stderr := mpirun(t, c.ranks,
+				[]string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_MPI_CUDA=" + c.aware}, args...)
 			if code != 0 {
 				t.Fatalf("exit %d\n%s", code, stderr)
 			}

@@ -64,8 +64,8 @@ func (r *Report) clocks(c comm.Comm, s *Subject) error {
 			if trip.Seconds() < best {
 				best = trip.Seconds()
 				middle := began.Add(trip / 2)
-				r.Ranks[rank].ClockOff,
-					r.Ranks[rank].ClockUncertainty = time.Duration(buffer[0]-middle.UnixNano()).Seconds(), best/2
+				r.Ranks[rank].ClockOff = time.Duration(buffer[0] - middle.UnixNano()).Seconds()
+				r.Ranks[rank].ClockUncertainty = best / 2
 			}
 		}
 		return nil

@@ -46,9 +46,8 @@ func TestNodes(t *testing.T) {
 		if x.why != nil {
 			c.exclude(x.why, false)
 		}
-		launcher, program,
-			err := c.command(&Options{Launcher: strings.Fields(x.launcher), Program: []string{"p", "job"},
-			Log: func(string) {}})
+		launcher, program, err := c.command(&Options{Launcher: strings.Fields(x.launcher),
+			Program: []string{"p", "job"}, Log: func(string) {}})
 		if got := strings.Join(launcher, " ") + " | " + strings.Join(program, " "); err != nil || got != x.want {
 			t.Errorf("%s: %s %v, want %s", name, got, err, x.want)
 		}
