@@ -76,7 +76,7 @@ func checkAlone(name, library string, env slurm.Environment, size int) error {
 	}
 	fix := "start the ranks with the mpirun of that MPI library, or build the file for the launcher's (make mpi-shim MPICC=its mpicc)"
 	if env.Launcher == "srun" {
-		fix = "use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+		fix = slurm.UsePMI
 	}
 	return status.Errorf(status.InvalidArgument,
 		"%s: %s started %d tasks (%s), but %s found 1 rank; %s; if the tasks shall not communicate, use a context of one rank without MPI",

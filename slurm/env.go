@@ -135,6 +135,9 @@ func NodeOf(task int, list string) int {
 	}
 }
 
+// UsePMI is the fix for an srun whose tasks do not find each other.
+const UsePMI = "use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+
 // Ready returns an error if MPI would not find the other processes. It is called before MPI starts:
 // there, Open MPI would end the process with a long message about its build, and MPICH would make
 // each process rank 0 of 1. mpiBuilt says whether the program was built with MPI.
@@ -144,8 +147,8 @@ func (e Environment) Ready(mpiBuilt bool) error {
 	}
 	if e.Tasks > 1 && !e.Wired {
 		return status.Errorf(status.InvalidArgument,
-			"launch: %s started %d tasks without PMIx or PMI, so they cannot find each other; use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
-			e.Launcher, e.Tasks)
+			"launch: %s started %d tasks without PMIx or PMI, so they cannot find each other; %s",
+			e.Launcher, e.Tasks, UsePMI)
 	}
 	return nil
 }

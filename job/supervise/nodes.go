@@ -58,9 +58,9 @@ func dead(state string) bool {
 }
 
 // exclude notes the hosts of ranks that have died. The next attempt uses other nodes, if there are
-// enough. killed says that a rank has not ended by itself: a signal has ended it, or PMIx when it
-// lost a rank (srun of Slurm 24.11 then ends with 14). The launcher may have killed the others at
-// once, so that they look alike.
+// enough. killed says that the program did not end the rank itself. Either a signal killed it, or
+// the PMIx library ended it because another rank was gone (srun of Slurm 24.11 then ends with 14).
+// The launcher may have killed the others at once, so that they look alike.
 func (c *cluster) exclude(d *flight.Diagnosis, killed bool) {
 	c.again = true
 	for _, x := range d.Culprits {
