@@ -82,8 +82,11 @@ func TestPacking(t *testing.T) {
 	if got := whole(t, single); !reflect.DeepEqual(got, want) {
 		t.Errorf("not packed\ngot  %v\nwant %v", got, want)
 	}
-	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 ||
-		packed.Steps(1, 2) != 2 || (&Set{sequences: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
+	if packed.Tokens() != 11 || packed.Cut() != 0 || single.Tokens() != 10 || single.Cut() != 1 {
+		t.Error(packed, single)
+	}
+	if packed.Documents() != 4 || single.Longest() != 4 || packed.Steps(1, 2) != 2 ||
+		(&Set{sequences: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
 		t.Error(packed, single)
 	}
 }

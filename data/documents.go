@@ -50,6 +50,7 @@ func (d *documentRange) measure() error {
 func (d *documentRange) documents() int64 { return d.count }
 func (d *documentRange) tokens() int64    { return d.sum }
 func (d *documentRange) longest() int64   { return d.most }
+func (d *documentRange) cut() int64       { return d.hi - d.lo - d.sum }
 
 func (d *documentRange) checksum() uint32 {
 	sums := make([]uint32, len(d.blocks))

@@ -191,6 +191,7 @@ func (t *tokenFile) documents() int64 { return t.n }
 func (t *tokenFile) sequences() int64 { return t.n }
 func (t *tokenFile) tokens() int64    { return t.n * t.width }
 func (t *tokenFile) longest() int64   { return t.width }
+func (t *tokenFile) cut() int64       { return 0 } // files of other widths are refused
 
 func (t *tokenFile) checksum() uint32 { return checksum(t.sums) }
 

@@ -17,6 +17,7 @@ type Set struct {
 	ends      []int64 // [sources] number of sequences up to the end of each source
 	sequences int64
 	tokens    int64
+	cut       int64
 	documents int64
 	longest   int64
 	shuffle   bool
@@ -29,6 +30,7 @@ func newSet(sources []source, shuffle bool, seed uint64) *Set {
 	for _, x := range sources {
 		s.sequences += x.sequences()
 		s.tokens += x.tokens()
+		s.cut += x.cut()
 		s.documents += x.documents()
 		s.longest = max(s.longest, x.longest())
 		s.ends = append(s.ends, s.sequences)
@@ -64,6 +66,10 @@ func (s *Set) Sequences() int64 { return s.sequences }
 
 // Tokens returns the number of tokens in all sequences.
 func (s *Set) Tokens() int64 { return s.tokens }
+
+// Cut returns the number of tokens that no sequence has: without data.pack, the
+// tokens of a document after its first data.sequence.
+func (s *Set) Cut() int64 { return s.cut }
 
 // Documents returns the number of documents. Each sequence of a .safetensors file counts as one.
 func (s *Set) Documents() int64 { return s.documents }

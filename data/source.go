@@ -8,6 +8,7 @@ type source interface {
 	documents() int64
 	sequences() int64
 	tokens() int64
+	cut() int64       // tokens of the documents that no sequence has
 	longest() int64   // tokens of the longest sequence
 	checksum() uint32 // of the whole files, also where the source has only some of their sequences
 	length(sequence int64) (int64, error)

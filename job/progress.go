@@ -45,7 +45,7 @@ func (p *progress) step(r *train.Record) error {
 		p.untargeted = true
 		p.env.Log.Warn().Int64("step", r.Step).Msg("train: no token of the step is a target (" + notTargets +
 			"), so the loss is 0 and only weight decay changes weights; " +
-			"train on longer documents; later steps of this kind have no warning")
+			"use longer documents, or labels; later steps of this kind have no warning")
 	}
 	now, done := time.Now(), p.totals.Resumed
 	switch {

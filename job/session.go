@@ -125,6 +125,7 @@ func (s *session) load() (*train.Setup, error) {
 		setup.Data.Evals = []data.NamedSet{{Set: s.data.Train()}} // without eval.path and eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
+	s.warnOfCut(setup)
 	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World)
 	return setup, comm.Agree(s.Mesh.World, err)
 }

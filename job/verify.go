@@ -271,7 +271,7 @@ func compare(a, ref named) (difference, error) {
 // warnOfNoTargets warns that the losses of a verify are 0: then equal tensors prove nothing.
 func (e *Env) warnOfNoTargets(of string) {
 	e.Log.Warn().Msg("verify: no token of " + of + " is a target (" + notTargets +
-		"), so losses and gradients are 0 on any number of ranks, and the comparison has no meaning; use longer documents")
+		"), so losses and gradients are 0 on any number of ranks, and the comparison has no meaning; use longer documents, or labels")
 }
 
 // trainTensors returns the loss, the gradients and the updated weights of the first step, or the

@@ -5,8 +5,10 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"ulysses/data"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/train"
 )
 
 // warned collects the warnings of the log for the report. It is a hook of the log.
@@ -32,6 +34,31 @@ func (w *warned) list() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]string(nil), w.all...)
+}
+
+// warnOfCut logs how many tokens of the data no sequence has, since documents are cut without
+// data.pack. An answer at the end of a long conversation may be among them.
+func (e *Env) warnOfCut(setup *train.Setup) {
+	warn := func(what string, sets ...*data.Set) {
+		cut, tokens := int64(0), int64(0)
+		for _, set := range sets {
+			cut, tokens = cut+set.Cut(), tokens+set.Cut()+set.Tokens()
+		}
+		if cut > 0 {
+			e.Log.Warn().Msgf("%v: data.pack = false: %d of the %d tokens of %s (%.2g %%) are left out, "+
+				"because they are after the first %d of their document; raise data.sequence, or set data.pack = true",
+				e.Job.Origin("data.pack"), cut, tokens, what,
+				100*float64(cut)/float64(tokens), e.Job.Data.Sequence)
+		}
+	}
+	if setup.Data.Train != nil {
+		warn("training data", setup.Data.Train)
+	}
+	evals := make([]*data.Set, len(setup.Data.Evals))
+	for i, x := range setup.Data.Evals {
+		evals[i] = x.Set
+	}
+	warn("evaluation data", evals...)
 }
 
 // warn logs the warnings about settings of the job.

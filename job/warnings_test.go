@@ -110,4 +110,14 @@ func TestWarningsOfARun(t *testing.T) {
 		t.Errorf("%q", warnings)
 	}
 	shown("report-eval.html", warnings)
+	cut := "data.pack = false: 1036 of the 1100 tokens of %s data (94 %%) are left out"
+	warnings = run("--set", "data.pack=false", "--set", "eval.split=0.5",
+		"--set", "output.dir="+filepath.Join(dir, "cut"))
+	for _, of := range []string{"training", "evaluation"} {
+		if want := fmt.Sprintf(cut, of); !slices.ContainsFunc(warnings, func(w string) bool {
+			return strings.Contains(w, want)
+		}) {
+			t.Errorf("%q, want %q", warnings, want)
+		}
+	}
 }
