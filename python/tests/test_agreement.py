@@ -397,14 +397,18 @@ class WrongOnOneRank(unittest.TestCase):
     def test_an_exception_of_python(self):
         """The other ranks raise InvalidArgument for a value that Python refuses on a rank."""
 
+        class Unreadable:
+            def __index__(self):
+                raise ValueError("not a number")
+
         def body(ctx):
             q = x(1, ROWS, 4, 8)
-            wanted, text = ValueError, "The truth value"
+            wanted, text = ValueError, "^not a number"
             if ctx.rank == 0:
-                wanted, text = ulysses.InvalidArgument, "rank 1 of 2 refused the call: The truth"
+                wanted, text = ulysses.InvalidArgument, "rank 1 of 2 refused the call: not a number"
             with self.assertRaisesRegex(wanted, text):
-                causal = np.array([True, False]) if ctx.rank else True
-                ulysses.attention(q, q, q, causal=causal, context=ctx)
+                left = Unreadable() if ctx.rank else 1
+                ulysses.attention(q, q, q, window=(left, 0), context=ctx)
 
         contexts(2, body)
 

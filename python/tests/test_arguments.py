@@ -1,5 +1,6 @@
 """Arguments of a wrong type or size: the error names the argument, its value and the fix."""
 
+import re
 import unittest
 
 import numpy as np
@@ -39,6 +40,35 @@ class WrongArguments(unittest.TestCase):
         self.refuse("rank 0.5", lambda: ulysses.shard_rows(5, 2, 0.5))
         self.refuse("rows 1.5", lambda: ulysses.tiles(1.5, 1))
         self.refuse("tile_rows None", lambda: ulysses.tiles(4, None))
+
+    def test_flags(self):
+        """A text such as "no" would count as true."""
+        x, gate = tokens(1, 4, 2, 8), tokens(1, 4, 2)
+        plan, delta = self.context.plan, self.context.delta_plan
+        for value in ("no", 2, [True], np.ones(2)):
+            shown = re.escape(repr(value))
+            for name in ("causal", "deterministic"):
+                self.refuse(f"{name} {shown}", lambda: ulysses.attention(x, x, x, **{name: value}))
+            for name in ("sinks", "overlap"):
+                self.refuse(f"{name} {shown}", lambda: plan(heads=2, head_dim=8, **{name: value}))
+            self.refuse(f"save {shown}", lambda: ulysses.attention_forward(x, x, x, save=value))
+            for name in ("use_qk_l2norm_in_kernel", "output_final_state"):
+                self.refuse(
+                    f"{name} {shown}",
+                    lambda: ulysses.chunk_gated_delta_rule(x, x, x, gate, gate, **{name: value}),
+                )
+            dims = dict(qk_heads=2, v_heads=2, qk_dim=8, v_dim=8)
+            self.refuse(f"states {shown}", lambda: delta(**dims, states=value))
+            self.refuse(
+                f"padded {shown}", lambda: ulysses.gather_seq_scatter_heads(x, 1, 2, padded=value)
+            )
+            for name in ("zigzag", "gather_keys"):
+                self.refuse(f"{name} {shown}", lambda: ulysses.Context(**{name: value}))
+        dims = dict(heads=2, head_dim=8)
+        self.assertIs(plan(**dims, window=[3, 0]), plan(**dims, window=(np.int64(3), 0)))
+        for value in (1, np.True_, np.ones(1)):
+            self.assertIs(plan(**dims, causal=value), plan(**dims, causal=True))
+        self.assertEqual(ulysses.attention(x, x, x, causal=None).shape, x.shape)
 
     def test_axes(self):
         x = tokens(1, 4, 2, 8)

@@ -219,6 +219,7 @@ class Layer(unittest.TestCase):
             ("norm_weight is given and z is None", dict(z=None)),
             ("activation 'gelu'", dict(activation="gelu")),
             ("eps is", dict(eps=1e-3)),
+            ("eps 1e-50 is 0", dict(eps=1e-50)),
             ("numpy|NumPy|library|PyTorch", dict(a=np.ones((1, 4, HV), np.float32))),
         ):
             for bad in (0, 1):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from . import _library, _struct
-from .agreement import whole
+from .agreement import flag, whole
 from .errors import InvalidArgument
-from .plan import Sequences
+from .plan import AttentionOptions, DeltaOptions, Sequences
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
@@ -17,6 +18,12 @@ TRANSPORTS = {
     "nccl": _struct.COMM_NCCL,
     "ipc": _struct.COMM_IPC,
 }
+_FLAGS = {
+    field.name
+    for kind in (AttentionOptions, DeltaOptions)
+    for field in fields(kind)
+    if field.type == "bool"
+}  # options of plans
 
 
 def context_options(
@@ -45,18 +52,20 @@ def context_options(
 
 
 def plan_options(operation: str, options: dict[str, Any], numbers: tuple[str, ...]) -> dict:
-    """Returns the options of a plan. Raises InvalidArgument for wrong numbers, window or block."""
-    for name in numbers:
-        whole(operation, name, options.get(name, 0), 0)
+    """Returns the options of a plan. Raises InvalidArgument if a value is of a wrong type."""
+    checked = dict(options)
+    for name in options.keys() & set(numbers):
+        checked[name] = whole(operation, name, options[name], 0)
+    for name in options.keys() & _FLAGS:
+        checked[name] = flag(operation, name, options[name])
     for name in ("window", "block"):
         pair = options.get(name)
         if pair is None:
             continue
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InvalidArgument(f"{operation}: {name} {pair!r}; give two whole numbers")
-        for n in pair:
-            whole(operation, name, n, -1)
-    return options
+        checked[name] = tuple(whole(operation, name, n, -1) for n in pair)
+    return checked
 
 
 def sequences_of(operation: str, sequences: Any) -> Sequences:

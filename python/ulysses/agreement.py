@@ -9,6 +9,7 @@ raised.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import operator
 import struct
@@ -178,6 +179,34 @@ def number(operation: str, name: str, x: Any) -> float:
         return float(x)
     except (TypeError, ValueError, RuntimeError, OverflowError) as e:
         raise InvalidArgument(f"{operation}: {name} {_short(repr(x))}; give a number") from e
+
+
+def number32(operation: str, name: str, x: Any, zero: str) -> float:
+    """Returns an argument that the library takes as a float32, in which 0 means `zero`.
+
+    Raises InvalidArgument unless it is one number, or if only its float32 is 0.
+    """
+    value = number(operation, name, x)
+    if value and ctypes.c_float(value).value == 0:
+        raise InvalidArgument(
+            f"{operation}: {name} {value} is 0 in float32; give a larger number, or 0 for {zero}"
+        )
+    return value
+
+
+def flag(operation: str, name: str, x: Any) -> bool:
+    """Returns an argument as a bool. None is False.
+
+    Raises InvalidArgument unless it is true or false: a text such as "no" would count as true.
+    """
+    try:
+        value = bool(x)
+        known = x is None or bool(x == value)
+    except (TypeError, ValueError, RuntimeError):  # an array of several elements
+        known = False
+    if not known:
+        raise InvalidArgument(f"{operation}: {name} {_short(repr(x))}; give True or False")
+    return value
 
 
 def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe
+from .agreement import describe, flag
 from .context import Context, current
 from .errors import InvalidArgument
 from .options import OptionTensors, draw_seed, plan_options, same_options
@@ -133,7 +133,7 @@ def plan_and_batch(
             **lengths.same(),
             "layout": layout,
             **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))},
-            "save": save,
+            "save": flag(operation, "save", save),
             **same_options(operation, o),
         }
         return same, (*lengths.counts(), draw_seed(o, q)), (planned, lengths)
@@ -205,7 +205,7 @@ def attention_forward(
         InvalidArgument, Unsupported, CommError: as in `attention`
     """
     plan, batch, tensors = plan_and_batch(
-        "ulysses.attention", q, k, v, save=bool(save), options={**options, "layout": layout}
+        "ulysses.attention", q, k, v, save=save, options={**options, "layout": layout}
     )
     ctx = plan.context
     axes = LAYOUTS[layout]

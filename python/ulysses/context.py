@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from . import _library, _struct
 from ._arguments import context_options, plan_options, sequences_of
-from .agreement import agree
+from .agreement import agree, flag
 from .communicator import MPI, Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
@@ -101,7 +101,10 @@ class Context:
         def prepare() -> tuple[dict[str, Any], tuple[int, ...], _struct.Options]:
             same = dict(ulysses=ulysses, ring=ring, timeout=timeout)
             options = context_options(device, ordinal, way, threads, log, **same)
-            order = {"zigzag": bool(zigzag), "gather_keys": bool(gather_keys)}
+            order = {
+                "zigzag": flag("ulysses.Context", "zigzag", zigzag),
+                "gather_keys": flag("ulysses.Context", "gather_keys", gather_keys),
+            }
             return {"device": device, "way": way, **same, **order}, (), options
 
         # MPI_COMM_WORLD without mpi4py: its communicator exists only after the library has made the
@@ -286,10 +289,8 @@ class Context:
             InvalidArgument: the options are wrong, or differ between ranks
             Unsupported: no kernel has these options; the message names them
         """
-        operation = "ulysses.Context.plan"
         numbers = ("heads", "kv_heads", "head_dim", "v_dim", "dtype")
-        self.agree(operation, lambda: (plan_options(operation, options, numbers), (), None))
-        return self._plan(**options)
+        return self._plan(**self._agree_on("ulysses.Context.plan", options, numbers))
 
     def delta_plan(self, **options: Any) -> DeltaPlan:
         """Returns the plan for one kind of gated delta rule layer. Collective.
@@ -313,10 +314,17 @@ class Context:
             InvalidArgument: the options are wrong, or differ between ranks
             Unsupported: no kernel has these options; the message names them
         """
-        operation = "ulysses.Context.delta_plan"
         dims = ("qk_heads", "v_heads", "qk_dim", "v_dim", "dtype", "tokens", "chunk", "conv_width")
-        self.agree(operation, lambda: (plan_options(operation, options, dims), (), None))
-        return self._delta_plan(**options)
+        return self._delta_plan(**self._agree_on("ulysses.Context.delta_plan", options, dims))
+
+    def _agree_on(self, operation: str, options: dict[str, Any], numbers: tuple[str, ...]) -> dict:
+        """Returns the options of a plan, checked on each rank and equal on all. Collective."""
+
+        def prepare() -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
+            checked = plan_options(operation, options, numbers)
+            return checked, (), checked
+
+        return self.agree(operation, prepare)[0]
 
     def batch(self, sequences: Sequences) -> Batch:
         """Returns the batch for lengths and documents. Collective.

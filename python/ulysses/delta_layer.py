@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, in_order, number, whole
+from .agreement import describe, flag, in_order, number, number32, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .plan import Batch, DeltaPlan, Lengths
@@ -116,7 +116,7 @@ def gated_delta_layer(
             dtype=compute_dtype_of(operation, qkv),
             strategy=strategy,
             scale=None if scale is None else number(operation, "scale", scale),
-            l2norm=bool(l2norm),
+            l2norm=flag(operation, "l2norm", l2norm),
             chunk=whole(operation, "chunk_size", chunk_size, 0, 1 << 16),
             conv_width=conv_weight.shape[1],
             gated_norm=z is not None,
@@ -126,7 +126,7 @@ def gated_delta_layer(
             **lengths.same(),
             **{n: describe(x, free=(1,) * (n in ACTIVATIONS)) for n, x in given.items()},
             "activation": activation,
-            "eps": number(operation, "eps", eps),
+            "eps": number32(operation, "eps", eps, "1e-6"),
             "gradients": wants_gradient(*given.values()),
         }
         return same, lengths.counts(), (planned, lengths)

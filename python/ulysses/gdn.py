@@ -19,7 +19,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, number, whole
+from .agreement import describe, flag, number, whole
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, DeltaPlan, Lengths
@@ -125,6 +125,7 @@ def gated_delta_rule_forward(
         lengths = Lengths.of(
             ctx, q.shape[0], q.shape[1], seq=seq, cu_seqlens=cu_seqlens, ignore_cross=True
         )
+        final = flag(operation, "output_final_state", output_final_state)
         planned = dict(
             qk_heads=q.shape[2],
             v_heads=v.shape[2],
@@ -133,9 +134,9 @@ def gated_delta_rule_forward(
             dtype=compute_dtype_of(operation, q, k, v),
             strategy=strategy,
             scale=None if scale is None else number(operation, "scale", scale),
-            l2norm=bool(use_qk_l2norm_in_kernel),
+            l2norm=flag(operation, "use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
             chunk=whole(operation, "chunk_size", chunk_size, 0, 1 << 16),
-            states=initial_state is not None or bool(output_final_state),
+            states=initial_state is not None or final,
         )
         same = {
             **planned,
@@ -145,8 +146,8 @@ def gated_delta_rule_forward(
                 for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta))
             },
             "initial_state": describe(initial_state),
-            "output_final_state": bool(output_final_state),
-            "save": bool(save),
+            "output_final_state": final,
+            "save": flag(operation, "save", save),
         }
         return same, lengths.counts(), (planned, lengths)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, number
+from .agreement import describe, flag, number32
 from .attention import check_gradient
 from .context import Context, current
 from .errors import InvalidArgument
@@ -166,7 +166,7 @@ def attention_layer_forward(
             kv_heads=kv,
             head_dim=wq.shape[0] // heads,
             v_dim=wv.shape[0] // kv,
-            overlap=bool(overlap),
+            overlap=flag(operation, "overlap", overlap),
             **plan_options(operation, o, heads, x),
         )
         free = {"x": (1,), "cos": (0,), "sin": (0,)}
@@ -175,8 +175,8 @@ def attention_layer_forward(
             **lengths.same(),
             **{name: describe(t, free=free.get(name, ())) for name, t in given.items()},
             **same_options(operation, o),
-            "eps": number(operation, "eps", eps),
-            "save": bool(save),
+            "eps": number32(operation, "eps", eps, "1e-6"),
+            "save": flag(operation, "save", save),
         }
         return same, (*lengths.counts(), draw_seed(o, x)), (planned, lengths)
 

@@ -186,9 +186,7 @@ def local_attention_forward(
         CommError: the communicator failed
     """
     options = dict(seq=seq, kv_seq=kv_seq, layout=layout, context=context)
-    plan, batch, _ = plan_and_batch(
-        "ulysses.local_attention", q, k, v, save=bool(save), options=options
-    )
+    plan, batch, _ = plan_and_batch("ulysses.local_attention", q, k, v, save=save, options=options)
     axes, number = LAYOUTS[layout], plan.context.agreed
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     out, sizes = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,)), _struct.Sizes()

@@ -6,14 +6,13 @@ take an object whose attributes are the keyword arguments of `attention`.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import _struct
-from .agreement import describe, number, whole
+from .agreement import describe, flag, number, number32, whole
 from .errors import InvalidArgument
 from .tensors import (
     View,
@@ -39,11 +38,7 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         like: q or x; sinks and slopes may have its dtype
     """
     dtype = compute_dtype_of(operation, like)
-    softcap = number(operation, "softcap", o.softcap or 0)
-    if softcap and ctypes.c_float(softcap).value == 0:
-        raise InvalidArgument(
-            f"{operation}: softcap {softcap} is 0 in float32; give a larger number, or 0 for none"
-        )
+    softcap = number32(operation, "softcap", o.softcap or 0, "none")
     for name in ("sinks", "alibi"):
         _check_vector(operation, name, getattr(o, name), heads, like)
     one_library(input=like, sinks=o.sinks, alibi=o.alibi, block_mask=o.block_mask)
@@ -54,10 +49,10 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         )
     return dict(
         dtype=dtype,
-        causal=bool(o.causal),
+        causal=flag(operation, "causal", o.causal),
         window=_window(operation, o.window),
         scale=None if o.scale is None else number(operation, "scale", o.scale),
-        deterministic=bool(o.deterministic),
+        deterministic=flag(operation, "deterministic", o.deterministic),
         softcap=softcap,
         dropout=number(operation, "dropout", o.dropout or 0),
         sinks=o.sinks is not None,

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ._eager import eager
 from ._reshards import Reshard
-from .agreement import describe, in_order, number
+from .agreement import describe, flag, in_order, number
 from .context import Context, current
 from .errors import InvalidArgument
 from .reshard import check_one_group, check_padded, padded_lengths
@@ -381,7 +381,7 @@ def async_ulysses_qkv_projection(
                 "eps": number(operation, "eps", eps),
                 "unpadded_dim_size": size,
                 "head_dim": head_dim,
-                "padded": bool(padded),
+                "padded": flag(operation, "padded", padded),
                 "gradients": wants_gradient(*tensors.values()),
             },
             (x.shape[seq_dimension],),
@@ -467,7 +467,7 @@ def async_ulysses_output_projection(
                 **{name: describe(t) for name, t in tensors.items()},
                 "seq_dimension": seq_dimension,
                 "head_dimension": head_dimension,
-                "padded": bool(padded),
+                "padded": flag(operation, "padded", padded),
                 "gradients": wants_gradient(*tensors.values()),
             },
             (),

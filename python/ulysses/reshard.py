@@ -11,7 +11,7 @@ from typing import Any
 
 from ._eager import eager
 from ._reshards import Reshard, ReshardQKV, Reshards, ceil_div, run_reshard
-from .agreement import axis, describe, whole
+from .agreement import axis, describe, flag, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
@@ -134,8 +134,8 @@ def gather_seq_scatter_heads(
                 "seq_dim": [seq for seq, _ in axes],
                 "head_dim": [head for _, head in axes],
                 "unpadded_dim_size": unpadded_dim_size,
-                "padded": bool(padded),
-                "async_op": bool(async_op),
+                "padded": flag(operation, "padded", padded),
+                "async_op": flag(operation, "async_op", async_op),
                 "gradients": wants_gradient(*(several or (x,))),
             },
             ((several or (x,))[0].shape[axes[0][0]],),
@@ -170,7 +170,7 @@ def check_one_group(operation: str, ctx: Context) -> None:
 def check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
     """Raises InvalidArgument for a wrong unpadded_dim_size; 0 = there is no padding."""
     whole(operation, "unpadded_dim_size", unpadded_dim_size or 0, 0)
-    if not padded and not unpadded_dim_size:
+    if not flag(operation, "padded", padded) and not unpadded_dim_size:
         raise InvalidArgument(
             f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
             "whole sequence as unpadded_dim_size"
@@ -246,9 +246,9 @@ def gather_seq_scatter_heads_qkv(
                 "x": describe(x, free=(seq,)),
                 "seq_dim": seq,
                 "unpadded_dim_size": size,
-                "restore_shape": bool(restore_shape),
-                "padded": bool(padded),
-                "async_op": bool(async_op),
+                "restore_shape": flag(operation, "restore_shape", restore_shape),
+                "padded": flag(operation, "padded", padded),
+                "async_op": flag(operation, "async_op", async_op),
                 "gradients": wants_gradient(x),
             },
             (x.shape[seq],),
@@ -330,8 +330,8 @@ def gather_heads_scatter_seq(
                 "seq_dim": [seq for seq, _ in axes],
                 "head_dim": [head for _, head in axes],
                 "heads": total,
-                "padded": bool(padded),
-                "async_op": bool(async_op),
+                "padded": flag(operation, "padded", padded),
+                "async_op": flag(operation, "async_op", async_op),
                 "gradients": wants_gradient(*(several or (x,))),
             },
             ((several or (x,))[0].shape[axes[0][1]],),
