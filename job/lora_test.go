@@ -160,6 +160,37 @@ func TestLoRADropout(t *testing.T) {
 	}
 }
 
+// A merge with an adapter that has NaN or Inf writes no model, and names the first such weight.
+func TestMergeOfDamagedAdapters(t *testing.T) {
+	dir, _, run := newLoRA(t, "qwen3")
+	if _, err := run(1, "train.steps=1"); err != nil {
+		t.Fatal(err)
+	}
+	from := filepath.Join(dir, "out", "adapter")
+	for _, bad := range []float64{math.NaN(), math.Inf(1)} {
+		to, merged := filepath.Join(dir, fmt.Sprint("adapter", bad)), filepath.Join(dir, "merged")
+		if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
+		const file = "adapter_model.safetensors"
+		writeTensors(t, filepath.Join(from, file), filepath.Join(to, file),
+			func(name string, shape []int64, x []float32) []int64 {
+				if strings.HasSuffix(name, "layers.1.self_attn.q_proj.lora_B.weight") {
+					x[shape[1]] = float32(bad)
+				}
+				return shape
+			})
+		code, _, errs := call("export", "--merge", to, merged)
+		if want := "ulysses-mpi: tensor model.layers.1.self_attn.q_proj.weight: "; code != status.Numeric ||
+			!strings.HasPrefix(errs, want) || !strings.Contains(errs, " at [1 0] after the merge: ") {
+			t.Errorf("a merge with %v: %v %s", bad, code, errs)
+		}
+		if _, err := os.Stat(merged); err == nil {
+			t.Errorf("a merge with %v has written a model", bad)
+		}
+	}
+}
+
 // Settings of adapters that contradict each other, or that are not built, are refused by name.
 func TestLoRAIsRefused(t *testing.T) {
 	dir, base, run := newLoRA(t, "qwen3")

@@ -385,14 +385,18 @@ func (f *Folder) checkTied(second location, buffer []float32) error {
 
 // finite returns an error if x, the elements of a tensor from start on, has NaN or Inf.
 func finite(at location, start int64, x []float32) error {
-	for i, v := range x {
-		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
-			return status.Errorf(status.Numeric, "%s: tensor %s has %v at %v: the weights are damaged", at.file.Path,
-				at.entry.Name, v,
-				indexOf(start+int64(i), at.entry.Shape))
-		}
+	if i := firstNonFinite(x); i >= 0 {
+		return status.Errorf(status.Numeric, "%s: tensor %s has %v at %v: the weights are damaged", at.file.Path,
+			at.entry.Name, x[i], indexOf(start+int64(i), at.entry.Shape))
 	}
 	return nil
+}
+
+// firstNonFinite returns the index of the first NaN or Inf of x, -1 if there is none.
+func firstNonFinite(x []float32) int {
+	return slices.IndexFunc(x, func(v float32) bool {
+		return math.IsNaN(float64(v)) || math.IsInf(float64(v), 0)
+	})
 }
 
 // indexOf returns the index of an element in each axis.

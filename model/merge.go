@@ -14,7 +14,7 @@ import (
 // Merge returns the tensors of a base model, with the adapters added to the matrices that have one:
 // W + scale·B·A, in F32, rounded once to the type of W. c is the configuration of the model. read
 // reads elements of an adapter's tensor, without the prefix of PEFT; shape returns its shape, nil
-// if there is no such tensor.
+// if there is no such tensor. Reading a merged matrix with NaN or Inf fails.
 func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64,
 	read func(name string, at int64, dst []float32) error) ([]Stored, error) {
 	all := slices.Clone(base)
@@ -53,7 +53,7 @@ func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64,
 				}
 			}
 			x.add(at, dst)
-			return nil
+			return finiteMerged(w, at, dst)
 		}
 	}
 	if merged == 0 {
@@ -61,6 +61,16 @@ func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64,
 			"export: no adapter is of a matrix of the base model; name the folder of the adapters' own base model")
 	}
 	return all, nil
+}
+
+// finiteMerged returns an error if x, elements of a merged matrix from start on, has NaN or Inf.
+func finiteMerged(w *Stored, start int64, x []float32) error {
+	if i := firstNonFinite(x); i >= 0 {
+		return status.Errorf(status.Numeric,
+			"%v at %v after the merge: the adapters or the base model are damaged; name an undamaged folder",
+			x[i], indexOf(start+int64(i), w.Shape))
+	}
+	return nil
 }
 
 // delta is scale·B·A.

@@ -85,7 +85,8 @@ func safetensorsHeader(metadata map[string]string, items []Item) ([]byte, error)
 }
 
 // WriteFile writes a file completely or not at all: write fills a temporary file in the same
-// folder, which is flushed to disk and then renamed to path.
+// folder, which is flushed to disk and then renamed to path. An error of write that has a status is
+// returned as it is.
 func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real // replace the target of a symbolic link, not the link
@@ -102,7 +103,10 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 		if err != nil {
 			f.Close()
 			Discard(temp)
-			err = status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
+			// An error of write with a status is of the contents, not of the file.
+			if content := (*status.Error)(nil); !errors.As(err, &content) {
+				err = status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
+			}
 		}
 	}()
 	w := bufio.NewWriterSize(f, 1<<20)
