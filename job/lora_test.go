@@ -256,6 +256,10 @@ func TestLoRAIsRefused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), key+" ") {
 			t.Errorf("%s = %v: %v", key, value, err)
 		}
+		if shown, _ := json.Marshal(value); status.Of(err) == status.Unsupported &&
+			!strings.Contains(err.Error(), fmt.Sprintf("%s = %s: ", key, shown)) {
+			t.Errorf("%s: the value is not shown as in the file: %v", key, err)
+		}
 	}
 	put(t, path, string(text))
 	for _, name := range []string{"model.embed_tokens.lora_embedding_A", "model.embed_tokens.base_layer.weight",

@@ -105,8 +105,9 @@ func readAdapterConfig(dir string) (l LoRA, base string, err error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(raw)) {
 		if !slices.Contains(idleKeys, key) && !isUnset(key, raw[key]) {
-			return l, "", status.Errorf(status.Unsupported, "%s: %s = %v: %s", path, input.Short(key), raw[key],
-				notbuilt.Adapters.Text("save adapters without it"))
+			value, _ := json.Marshal(raw[key])
+			return l, "", status.Errorf(status.Unsupported, "%s: %s = %s: %s", path, input.Short(key),
+				input.Short(string(value)), notbuilt.Adapters.Text("save adapters without it"))
 		}
 	}
 	base, _ = raw["base_model_name_or_path"].(string)
