@@ -17,7 +17,7 @@ import (
 // The .idx is little-endian: "MMIDIDX\0\0", version 1 (u64), the type of an id (u8), the number of
 // sequences n (u64), the number of entries m of the list of documents (u64), the lengths of the
 // sequences (i32 [n]), their offsets in the .bin (i64 [n], bytes), and the list of documents (i64
-// [m]): the first sequence of each, then n. Modes of sequences (i8 [n]) may follow.
+// [m]): the first sequence of each, then n. Modes of sequences (i8 [n]) may follow; all must be 0.
 type megatron struct {
 	idx, bin           string // paths
 	idType             idType
@@ -97,7 +97,7 @@ func (m *megatron) header(b []byte) error {
 			n, docs, m.idxBytes)
 	}
 	m.sequences, m.entries = int64(n), int64(docs)
-	plain := idxHeader + 12*m.sequences + 8*m.entries
+	plain := m.plainBytes()
 	if m.idxBytes != plain && m.idxBytes != plain+m.sequences { // with modes
 		return bad("the file has %d bytes, %d sequences and %d documents need %d: it is truncated or damaged; write it again",
 			m.idxBytes, n, docs, plain)
@@ -111,6 +111,9 @@ func (m *megatron) header(b []byte) error {
 	}
 	return nil
 }
+
+// plainBytes returns the size of the .idx without modes.
+func (m *megatron) plainBytes() int64 { return idxHeader + 12*m.sequences + 8*m.entries }
 
 // tokens returns the number of ids in the .bin.
 func (m *megatron) tokens() int64 { return m.binBytes / m.idType.width }
@@ -148,7 +151,10 @@ func (c *column) at(d *decoder, i int64) (v int64, err error) {
 		}
 	}
 	b := c.window[(i-c.lo)*c.width:]
-	if c.width == 4 {
+	switch c.width {
+	case 1:
+		return int64(int8(b[0])), nil
+	case 4:
 		return int64(int32(binary.LittleEndian.Uint32(b))), nil
 	}
 	return int64(binary.LittleEndian.Uint64(b)), nil
@@ -178,6 +184,9 @@ func (m megatronIndex) scan(d *decoder, lo, hi int64) error {
 			filepath.Base(m.bin), m.binBytes)
 	}
 	if err := m.checkSequences(d, lo, min(hi, m.sequences), &lengths, &offsets, bad); err != nil {
+		return err
+	}
+	if err := m.checkModes(d, lo, min(hi, m.sequences), bad); err != nil {
 		return err
 	}
 	return m.checkDocuments(d, lo, min(hi, m.entries), &docs, bad)
@@ -216,6 +225,23 @@ func (m megatronIndex) checkSequences(d *decoder, lo, hi int64, lengths, offsets
 		case from+n*m.idType.width != end:
 			return bad("sequence %d ends at byte %d and the next begins at byte %d, but only adjacent sequences are supported; write the dataset again",
 				i, from+n*m.idType.width, end)
+		}
+	}
+	return nil
+}
+
+// checkModes checks entries [lo, hi) of the list of modes, if there is one. Multimodal datasets of
+// Megatron-LM give sequences that are not text, such as images, another mode than 0.
+func (m megatronIndex) checkModes(d *decoder, lo, hi int64, bad func(string, ...any) error) error {
+	modes := column{path: m.idx, offset: m.plainBytes(), width: 1, n: m.idxBytes - m.plainBytes()}
+	for i := lo; i < min(hi, modes.n); i++ {
+		mode, err := modes.at(d, i)
+		if err != nil {
+			return err
+		}
+		if mode != 0 {
+			return bad("sequence %d has the mode %d, and only text (mode 0) is supported; write a dataset of the text",
+				i, mode)
 		}
 	}
 	return nil

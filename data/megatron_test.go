@@ -147,6 +147,12 @@ func TestMegatronFaults(t *testing.T) {
 			return put(docs+8*(m-1), binary.LittleEndian.Uint64(idx[docs+8*(m-2):]), 8)(idx, bin)
 		},
 			status.InvalidConfig, "the list of documents ends with sequence"},
+		{func(idx, bin []byte) ([]byte, []byte) {
+			modes := make([]byte, n)
+			modes[n-1] = 1
+			return append(idx, modes...), bin
+		},
+			status.InvalidConfig, "has the mode 1, and only text (mode 0) is supported"},
 		{put(docs+8*5, 1<<63, 8), status.InvalidConfig, "the file is damaged"},
 		{put(docs+8*5, uint64(n), 8), status.InvalidConfig, "document 5 begins with sequence"},
 		{func(idx, bin []byte) ([]byte, []byte) {
