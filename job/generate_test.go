@@ -3,6 +3,7 @@ package job
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -140,5 +141,41 @@ func TestGenerationConfigFaults(t *testing.T) {
 		if x.want == "" && !strings.HasSuffix(errs, x.warned) || x.warned == "" && strings.Contains(errs, "no effect") {
 			t.Errorf("%s: %s", x.text, errs)
 		}
+	}
+}
+
+// The ids of generation_config.json end a text, or the ids of config.json if there is no
+// generation_config.json, as in transformers.
+func TestGenerateEnds(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS("../testdata/goldens/models/qwen3")); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(folder, "config.json")
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	generate := func() string {
+		t.Helper()
+		code, out, errs := call("generate", folder, "the", "--max-tokens", "9", "-q")
+		if code != status.OK {
+			t.Fatalf("%v %s", code, errs)
+		}
+		return strings.TrimSuffix(out, "\n")
+	}
+	all := generate()
+	ids := make([]string, 256)
+	for i := range ids {
+		ids[i] = strconv.Itoa(i)
+	}
+	every := `"eos_token_id": [` + strings.Join(ids, ", ") + "]"
+	put(t, config, strings.Replace(string(text), `"eos_token_id": null`, every, 1))
+	if got := generate(); len(got) >= len(all) {
+		t.Errorf("with ends in config.json: %q, without: %q", got, all)
+	}
+	put(t, filepath.Join(folder, "generation_config.json"), "{}")
+	if got := generate(); got != all {
+		t.Errorf("%q with an empty generation_config.json, want %q", got, all)
 	}
 }

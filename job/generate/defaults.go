@@ -61,35 +61,23 @@ func ignored(text []byte, draws bool) (fields []string, err error) {
 	return fields, nil
 }
 
-// readDefaults reads generation_config.json, if the folder has it.
+// readDefaults reads generation_config.json. If the folder has none, the ids in config.json end a
+// text, as in transformers.
 func (m *Model) readDefaults(folder string) error {
-	path := filepath.Join(folder, "generation_config.json")
-	text, err := input.Read(path, input.MaxConfig)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return status.Errorf(status.IO, "generate: %w", err)
-	}
-	text = input.TrimBOM(text)
 	var c defaults
-	if err := input.JSON(text, &c); err != nil {
-		return status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
+	path := filepath.Join(folder, "generation_config.json")
+	text, err := readJSON(path, &c)
+	if errors.Is(err, fs.ErrNotExist) {
+		return m.readEnds(filepath.Join(folder, "config.json"))
+	} else if err != nil {
+		return err
 	}
 	if m.Ignored, err = ignored(text, c.Sample); err != nil {
 		return status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
 	}
-	var ids []int32
-	if len(c.EOS) > 0 && json.Unmarshal(c.EOS, &ids) != nil {
-		var id *int32
-		if err := json.Unmarshal(c.EOS, &id); err != nil {
-			return status.Errorf(status.InvalidConfig,
-				"generate: %s: eos_token_id is neither a number nor a list of numbers", path)
-		}
-		if id != nil {
-			ids = []int32{*id}
-		}
+	if err := m.addEnds(path, c.EOS); err != nil {
+		return err
 	}
-	m.ends = append(m.ends, ids...)
 	if !c.Sample {
 		return nil
 	}
@@ -104,6 +92,52 @@ func (m *Model) readDefaults(folder string) error {
 	if c.TopK != nil {
 		s.TopK = *c.TopK
 	}
+	return nil
+}
+
+// readJSON reads a file of JSON and returns its text.
+func readJSON(path string, to any) ([]byte, error) {
+	text, err := input.Read(path, input.MaxConfig)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "generate: %w", err)
+	}
+	text = input.TrimBOM(text)
+	if err := input.JSON(text, to); err != nil {
+		return nil, status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
+	}
+	return text, nil
+}
+
+// readEnds reads the ids that end a text from a config.json, or from its text_config if it has
+// none itself.
+func (m *Model) readEnds(path string) error {
+	var c struct {
+		EOS  json.RawMessage `json:"eos_token_id"`
+		Text struct {
+			EOS json.RawMessage `json:"eos_token_id"`
+		} `json:"text_config"`
+	}
+	if _, err := readJSON(path, &c); err != nil {
+		return err
+	}
+	if len(c.EOS) == 0 || string(c.EOS) == "null" {
+		c.EOS = c.Text.EOS
+	}
+	return m.addEnds(path, c.EOS)
+}
+
+// addEnds adds the ids of a file that end a text: null, a number, or a list of numbers.
+func (m *Model) addEnds(path string, eos json.RawMessage) error {
+	var ids []int32
+	if len(eos) > 0 && json.Unmarshal(eos, &ids) != nil {
+		var id int32
+		if err := json.Unmarshal(eos, &id); err != nil {
+			return status.Errorf(status.InvalidConfig,
+				"generate: %s: eos_token_id is neither a number nor a list of numbers", path)
+		}
+		ids = []int32{id}
+	}
+	m.ends = append(m.ends, ids...)
 	return nil
 }
 

@@ -204,7 +204,7 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 
 // Of returns a Model for a model whose parameters the caller attaches, such as one in training. t
 // is nil for bytes. A text ends with the end mark of the tokenizer, or with a token that the
-// generation_config.json of a folder names; "" = no folder.
+// generation_config.json of a folder names, or else its config.json; "" = no folder.
 func Of(of *model.Model, t Tokenizer, folder string) (*Model, error) {
 	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.Positions(), model: of,
 		world: comm.Local(1)[0]}
