@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -152,7 +154,7 @@ func (r *Reader) read(path string) (string, error) {
 	return string(input.TrimBOM(text)), nil
 }
 
-// tokenNames are the special tokens that templates see as variables.
+// tokenNames are the special tokens of every tokenizer that templates see as variables.
 var tokenNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
 // specialTokens reads the special tokens that the tokenizer's files name.
@@ -172,17 +174,12 @@ func (r *Reader) specialTokens() error {
 		if err := input.JSON([]byte(text), &fields); err != nil {
 			return status.Errorf(status.InvalidConfig, "data.chat_template: %s: %w", path, err)
 		}
-		for _, name := range tokenNames {
-			if _, ok := r.variables.Get(name); ok {
-				continue
-			}
-			var token string
-			var object struct{ Content string }
-			if json.Unmarshal(fields[name], &token) != nil && json.Unmarshal(fields[name], &object) == nil {
-				token = object.Content
-			}
-			if token != "" {
-				r.variables.Set(name, jinja.Text{S: token})
+		r.setTokens(fields, tokenNames)
+		r.setTokens(fields, furtherTokens(fields))
+		for _, name := range []string{"extra_special_tokens", "model_specific_special_tokens"} {
+			var named map[string]json.RawMessage
+			if json.Unmarshal(fields[name], &named) == nil { // a list has no names
+				r.setTokens(named, slices.Sorted(maps.Keys(named)))
 			}
 		}
 	}
@@ -190,4 +187,34 @@ func (r *Reader) specialTokens() error {
 		r.Special = append(r.Special[:len(r.Special):len(r.Special)], eos.(jinja.Text).S)
 	}
 	return nil
+}
+
+// furtherTokens returns the names of fields that may have the special tokens of one model, such as
+// image_token, which templates see as variables as well.
+func furtherTokens(fields map[string]json.RawMessage) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if strings.HasSuffix(name, "_token") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// setTokens makes variables of special tokens, which are texts or objects with content. A variable
+// that exists stays.
+func (r *Reader) setTokens(tokens map[string]json.RawMessage, names []string) {
+	for _, name := range names {
+		_, exists := r.variables.Get(name)
+		if _, other := reserved[name]; exists || other && !slices.Contains(tokenNames, name) {
+			continue
+		}
+		var token string
+		var object struct{ Content string }
+		if json.Unmarshal(tokens[name], &token) != nil && json.Unmarshal(tokens[name], &object) == nil {
+			token = object.Content
+		}
+		if token != "" {
+			r.variables.Set(name, jinja.Text{S: token})
+		}
+	}
 }

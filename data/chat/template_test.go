@@ -30,6 +30,13 @@ func TestTemplates(t *testing.T) {
 			"additional_chat_templates/tool_use.jinja": body("A")}, "Fua", "Aua"},
 		{"only tools", map[string]string{"additional_chat_templates/tool_use.jinja": body("A")},
 			"has no template named default", "Aua"},
+		{"tokens of a model", map[string]string{
+			"chat_template.jinja": body("{{ image_token }}{{ boi_token }}{{ eoi_token }}{{ extra }}"),
+			"tokenizer_config.json": `{"image_token": "<i>", "boi_token": {"content": "<b>"}, "add_bos_token": true,
+				"extra_special_tokens": {"eoi_token": "<e>"}, "model_specific_special_tokens": {"extra": "<x>"}}`},
+			"<i><b><e><x>ua", "<i><b><e><x>ua"},
+		{"a list of tokens", map[string]string{"chat_template.jinja": body("F{{ extra_special_tokens }}"),
+			"tokenizer_config.json": `{"extra_special_tokens": ["<e>"]}`}, "Fua", "Fua"},
 		{"none", map[string]string{"tokenizer_config.json": `{"chat_template": null}`,
 			"special_tokens_map.json": `{"bos_token": "<b>"}`}, "there is no chat template",
 			"there is no chat template"},
