@@ -60,10 +60,12 @@ func (o *Options) evaluationOf(folder string) ([]string, error) {
 	case train.FindCheckpoint(folder) != "":
 		sets = append(sets, "checkpoint.resume="+path)
 	case has(model.AdapterConfigFile):
-		l, err := model.ReadAdapterConfig(folder)
+		adapters, err := model.OpenAdapters(folder)
 		if err != nil {
 			return nil, err
 		}
+		defer adapters.Close()
+		l := adapters.LoRA
 		sets = append(sets, "checkpoint.resume=auto", "lora.init="+path, fmt.Sprint("lora.rank=", l.Rank),
 			"lora.alpha="+file.TOML(l.Alpha), fmt.Sprint("lora.rslora=", l.RSLoRA),
 			"lora.targets="+file.TOML(l.Targets))

@@ -191,6 +191,52 @@ func TestMergeOfDamagedAdapters(t *testing.T) {
 	}
 }
 
+// A folder of PEFT may name its targets by a regular expression. Their names are read from its
+// tensors.
+func TestTargetsOfARegularExpression(t *testing.T) {
+	dir, base, run := newLoRA(t, "qwen3")
+	targets := `lora.targets=["q_proj", "down_proj"]`
+	if _, err := run(1, targets); err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(dir, "out", "adapter")
+	results := func(name string) (loss, merged string) {
+		t.Helper()
+		code, out, errs := call("eval", filepath.Join(dir, "job.toml"), folder, "-q", "--set", "model.new={}",
+			"--set", "model.path="+base, "--set", "data.tokenizer=bytes", "--set", "data.sequence=40",
+			"--set", "output.dir="+filepath.Join(dir, name))
+		if code != status.OK {
+			t.Fatalf("eval: %v %s", code, errs)
+		}
+		merged = filepath.Join(dir, name+"-merged")
+		if code, _, errs := call("export", "--merge", folder, merged); code != status.OK {
+			t.Fatalf("export --merge: %v %s", code, errs)
+		}
+		loss, _, _ = strings.Cut(out, ",")
+		return loss, merged
+	}
+	loss, merged := results("listed")
+	path := filepath.Join(folder, "adapter_config.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := json.Unmarshal(text, &config); err != nil {
+		t.Fatal(err)
+	}
+	config["target_modules"] = `^model(?=\.).*\.(self_attn\.q|mlp\.down)_proj$`
+	if text, err = json.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	put(t, path, string(text))
+	if again, to := results("expression"); again != loss {
+		t.Errorf("eval: %q, with a list of names %q", again, loss)
+	} else {
+		alike(t, "merged", to, merged)
+	}
+}
+
 // Settings of adapters that contradict each other, or that are not built, are refused by name.
 func TestLoRAIsRefused(t *testing.T) {
 	dir, base, run := newLoRA(t, "qwen3")
@@ -241,7 +287,7 @@ func TestLoRAIsRefused(t *testing.T) {
 	for key, value := range map[string]any{"use_dora": true, "modules_to_save": []string{"lm_head"},
 		"target_parameters": []string{"x"}, "rank_pattern": map[string]int{"q": 2},
 		"bias": "all", "layers_to_transform": []int{0}, "peft_type": "IA3", "new_feature": 3,
-		"init_lora_weights": "pissa", "target_modules": ".*q_proj", "r": 0.5} {
+		"init_lora_weights": "pissa", "r": 0.5} {
 		var all map[string]any
 		if err := json.Unmarshal(text, &all); err != nil {
 			t.Fatal(err)

@@ -156,7 +156,8 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 	return WriteFolder(dir, rest, tensors)
 }
 
-// ReadAdapterConfig reads the settings of adapters in a folder.
+// ReadAdapterConfig reads the settings of adapters in a folder. Targets is empty if a regular
+// expression names them.
 func ReadAdapterConfig(dir string) (LoRA, error) {
 	l, _, err := readAdapterConfig(dir)
 	return l, err

@@ -46,7 +46,31 @@ func OpenAdapters(dir string) (*AdapterFolder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &AdapterFolder{Dir: dir, LoRA: l, Base: base, file: file}, nil
+	f := &AdapterFolder{Dir: dir, LoRA: l, Base: base, file: file}
+	if len(l.Targets) == 0 {
+		f.LoRA.Targets = f.modules()
+	}
+	return f, nil
+}
+
+// modules returns the names of the modules that have adapters.
+func (f *AdapterFolder) modules() []string {
+	var paths []string
+	for _, e := range f.file.Entries() {
+		if path, ok := strings.CutSuffix(e.Name, loraA); ok {
+			paths = append(paths, path)
+		}
+	}
+	return moduleNames(paths)
+}
+
+// moduleNames returns the names of modules, such as q_proj, from their paths: sorted, each once.
+func moduleNames(paths []string) (names []string) {
+	for _, path := range paths {
+		names = append(names, path[strings.LastIndex(path, ".")+1:])
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Close closes the file.
@@ -92,10 +116,9 @@ func readAdapterConfig(dir string) (l LoRA, base string, err error) {
 	l.Rank = int64(rank)
 	l.RSLoRA, _ = raw["use_rslora"].(bool)
 	switch targets := raw["target_modules"].(type) {
-	case string:
-		l.Targets = []string{targets}
-		if targets != AllLinear {
-			return fail("target_modules = %s is a regular expression; list the names of modules", input.Quote(targets))
+	case string: // or a regular expression, for which OpenAdapters reads the names from the tensors
+		if targets == AllLinear {
+			l.Targets = []string{targets}
 		}
 	case []any:
 		for _, t := range targets {
@@ -152,12 +175,7 @@ func (m *Model) adapterConfig(base string) ([]byte, error) {
 	l := m.lora
 	targets := l.Targets
 	if slices.Contains(targets, AllLinear) {
-		targets = nil
-		for _, path := range m.adapted() {
-			targets = append(targets, path[strings.LastIndex(path, ".")+1:])
-		}
-		slices.Sort(targets)
-		targets = slices.Compact(targets)
+		targets = moduleNames(m.adapted())
 	}
 	text, err := json.MarshalIndent(map[string]any{
 		"alpha_pattern": map[string]any{}, "auto_mapping": nil, "base_model_name_or_path": base, "bias": "none",

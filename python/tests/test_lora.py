@@ -111,6 +111,9 @@ CASES = {
     "qwen3-next": (["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"], False),
 }
 
+# Families whose targets are a regular expression in adapter_config.json.
+EXPRESSIONS = {"gemma3"}
+
 
 def plain(name: str) -> str:
     """Returns the program's name of a parameter of PEFT."""
@@ -133,6 +136,8 @@ class LoRA(unittest.TestCase):
     def adapted(self, family: str):
         """Returns a model of PEFT with random adapters, the same at every call."""
         targets, rslora = CASES[family]
+        if family in EXPRESSIONS:
+            targets = rf".*\.({'|'.join(targets)})"
         config = peft.LoraConfig(
             r=RANK,
             lora_alpha=ALPHA,
