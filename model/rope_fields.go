@@ -46,7 +46,7 @@ func (c *Config) localRopeFields(f map[string]any) {
 	c.Rope.complete(full, f["rope_theta"])
 	field := c.family.localField
 	c.LocalRope.complete(local, f[field])
-	f["rope_parameters"] = map[string]any{fullAttention: full, slidingAttention: local}
+	f["rope_parameters"] = bothTables(full, local)
 	if field != "" {
 		f[field] = local["rope_theta"]
 	}
@@ -56,14 +56,15 @@ func (c *Config) localRopeFields(f map[string]any) {
 // localParameters returns copies of the tables of full and of sliding attention in a config.json.
 func localParameters(f map[string]any) (full, local map[string]any) {
 	full, local = map[string]any{}, map[string]any{}
-	if both, ok := f["rope_parameters"].(map[string]any); ok {
-		for kind, table := range map[string]map[string]any{fullAttention: full, slidingAttention: local} {
-			given, _ := both[kind].(map[string]any)
-			maps.Copy(table, given)
-		}
+	both, _ := f["rope_parameters"].(map[string]any)
+	for kind, table := range map[string]map[string]any{fullAttention: full, slidingAttention: local} {
+		given, _ := both[kind].(map[string]any)
+		maps.Copy(table, given)
 	}
 	old, _ := f["rope_scaling"].(map[string]any)
 	maps.Copy(full, old)
+	inheritTruncate(full, both)
+	inheritTruncate(local, both)
 	return full, local
 }
 
@@ -78,7 +79,7 @@ func (r *Rope) complete(table map[string]any, theta any) {
 	delete(table, "type")
 	table["rope_type"] = r.Type
 	if !r.Exact {
-		delete(table, "truncate") // it is the default, or has no effect
+		delete(table, "truncate") // it is the default
 	}
 	switch r.Type {
 	case "yarn", "longrope", "llama3":
@@ -186,8 +187,13 @@ func overrideLocalRope(raw, given map[string]any) {
 			return
 		}
 		for kind, table := range map[string]map[string]any{fullAttention: full, slidingAttention: local} {
-			if by, ok := both[kind].(map[string]any); ok {
+			by, ok := both[kind].(map[string]any)
+			if ok {
 				replace(table, by)
+			}
+			if both["truncate"] != nil && by["truncate"] == nil {
+				delete(table, "truncate")
+				inheritTruncate(table, both)
 			}
 		}
 	}
@@ -206,7 +212,25 @@ func overrideLocalRope(raw, given map[string]any) {
 	if value, ok := given["partial_rotary_factor"]; ok {
 		raw["partial_rotary_factor"] = value // refused, unless it is 1
 	}
-	raw["rope_parameters"] = map[string]any{fullAttention: full, slidingAttention: local}
+	raw["rope_parameters"] = bothTables(full, local)
+}
+
+// bothTables returns rope_parameters with the tables of full and of sliding attention. If one has
+// truncate = false, transformers needs it beside the tables; a table with another one then names
+// its own.
+func bothTables(full, local map[string]any) map[string]any {
+	both := map[string]any{fullAttention: full, slidingAttention: local}
+	exact := func(table map[string]any) bool { return isYarn(table) && table["truncate"] == false }
+	if !exact(full) && !exact(local) {
+		return both
+	}
+	both["truncate"] = false
+	for _, table := range []map[string]any{full, local} {
+		if isYarn(table) && !exact(table) {
+			table["truncate"] = true
+		}
+	}
+	return both
 }
 
 // extend sets max_position_embeddings to the positions that an override of RoPE's scaling adds, so

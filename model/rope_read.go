@@ -28,6 +28,7 @@ func (c *Config) readRope(r *reader) {
 		}
 		rope, localShare := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, own, share)
 		c.LocalRope = &rope
+		c.warnTruncate(r, "rope_parameters."+slidingAttention, &rope)
 		c.rotated(r, &rope, localShare)
 	} else if t != nil && (t.raw[fullAttention] != nil || t.raw[slidingAttention] != nil) {
 		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name,
@@ -35,7 +36,9 @@ func (c *Config) readRope(r *reader) {
 		return
 	}
 	c.Rope, share = c.readRopeTable(r, name, t, theta, share)
-	c.warnThetas(r, t, local)
+	if c.warnThetas(r, t, local); c.LocalRope != nil {
+		c.warnTruncate(r, name, &c.Rope)
+	}
 	c.RotaryDim = c.rotated(r, &c.Rope, share)
 	c.checkRope(r, name, &c.Rope)
 	if c.LocalRope != nil {
@@ -71,7 +74,8 @@ func (c *Config) rotated(r *reader, rope *Rope, share float64) int64 {
 
 // localTables returns the tables of RoPE's parameters of full attention, with its name, and of
 // sliding attention, which may be nil. As in transformers, a rope_scaling changes fields of full
-// attention only, and a table that is null is the same as a missing one.
+// attention only, and a table that is null is the same as a missing one. truncate beside the tables
+// is the default of both.
 func localTables(r *reader) (name string, full, local *reader) {
 	name = "rope_parameters." + fullAttention
 	if both := r.table("rope_parameters"); both != nil {
@@ -79,7 +83,7 @@ func localTables(r *reader) (name string, full, local *reader) {
 		if both.raw["rope_type"] != nil || both.raw["rope_theta"] != nil {
 			both.fault(status.InvalidConfig, "rope_type and rope_theta belong into the tables %s and %s", fullAttention,
 				slidingAttention)
-		} else if r.strict {
+		} else if both.flag("truncate", true); r.strict {
 			both.unknown()
 		}
 		r.adopt("rope_parameters", both)
@@ -92,7 +96,26 @@ func localTables(r *reader) (name string, full, local *reader) {
 		maps.Copy(merged, old.raw)
 		old.raw, full = merged, old
 	}
+	beside, _ := r.raw["rope_parameters"].(map[string]any)
+	for _, t := range []*reader{full, local} {
+		if t != nil {
+			t.raw = maps.Clone(t.raw)
+			inheritTruncate(t.raw, beside)
+		}
+	}
 	return name, full, local
+}
+
+// inheritTruncate sets truncate of a table without it to the one beside the tables.
+func inheritTruncate(table, beside map[string]any) {
+	if isYarn(table) && table["truncate"] == nil && beside["truncate"] != nil {
+		table["truncate"] = beside["truncate"]
+	}
+}
+
+// isYarn reports whether a table of RoPE's parameters is of type yarn.
+func isYarn(table map[string]any) bool {
+	return table["rope_type"] == "yarn" || table["rope_type"] == nil && table["type"] == "yarn"
 }
 
 // rotaryShare returns the default of partial_rotary_factor.
@@ -163,7 +186,6 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 	case "yarn":
 		original()
 		c.readYarn(t, &rope)
-		c.roundRamp(t, name, &rope)
 	case "longrope", "su": // su is the name in the first files of Phi-3
 		rope.Type = "longrope"
 		original()
@@ -230,20 +252,16 @@ func (c *Config) readYarn(t *reader, rope *Rope) {
 	rope.Scale = t.positive("attention_factor", def)
 }
 
-// roundRamp undoes truncate = false in a table of one kind of layer, where transformers does not
-// read the field: models that it has trained have a rounded ramp.
-func (c *Config) roundRamp(t *reader, name string, rope *Rope) {
-	if c.family.localTheta == 0 || !rope.Exact {
-		return
+// warnTruncate adds a warning for a truncate in the table of one kind of layer. transformers reads
+// truncate beside these tables alone, so it may compute another ramp.
+func (c *Config) warnTruncate(r *reader, name string, rope *Rope) {
+	beside, _ := r.raw["rope_parameters"].(map[string]any)
+	if there := beside["truncate"] != false; rope.Type == "yarn" && rope.Exact == there {
+		c.warnings = append(c.warnings,
+			fmt.Sprintf(
+				"%s: %s.truncate = %t has no effect in transformers, which reads truncate in rope_parameters beside the tables; write truncate = %[3]t there for equal results",
+				r.where, name, !rope.Exact))
 	}
-	rope.Exact = false
-	const why = "truncate = false has no effect in a table of one kind of layer, as in transformers; remove it"
-	if t.strict {
-		t.fault(status.InvalidConfig, why)
-		t.unknowns = append(t.unknowns, t.faults[len(t.faults)-1])
-		return
-	}
-	c.warnings = append(c.warnings, fmt.Sprintf("%s: %s.%s", t.where, name, why))
 }
 
 func (c *Config) readLongRope(t *reader, rope *Rope) {

@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -103,33 +102,63 @@ func TestRopeValues(t *testing.T) {
 	}
 }
 
-// In a table of one kind of layer, transformers does not read truncate, so the ramp is rounded. A
-// config.json gets a warning, and the user's own table a fault.
+// A table of one kind of layer has its own truncate, or the one beside the tables. transformers
+// reads the latter alone: it is written, and a table with another one gets a warning.
 func TestTruncateOfAKindOfLayer(t *testing.T) {
-	table := `{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 200, "rope_theta": 100%s}`
-	read := func(source, truncate string) *Config {
-		return parse(t, string(with(t, source,
-			fmt.Sprintf(`"rope_parameters": {"full_attention": `+table+
-				`, "sliding_attention": {"rope_type": "default"}}`, truncate))))
+	full := func(truncate string) string {
+		return `{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 2048, "rope_theta": 1e4` +
+			truncate + `}`
 	}
+	const no, yes = `, "truncate": false`, `, "truncate": true`
+	rounded := []float64{.02569351, .00625, .001383497}
+	exact := []float64{.0238702, .005056972, .0008112905}
 	for _, source := range []string{olmo3, strings.Replace(olmo3, "olmo3", "gemma3_text", 1)} {
-		want, got := read(source, ""), read(source, `, "truncate": false`)
-		if !slices.Equal(got.Rope.Frequencies(16, 0), want.Rope.Frequencies(16, 0)) || len(want.Warnings()) > 0 {
-			t.Errorf("%+v, want %+v", got.Rope, want.Rope)
+		for _, c := range []struct {
+			table, beside string
+			want          []float64 // frequencies 3 to 5 of 8
+			warning       string
+		}{
+			{"", "", rounded, ""},
+			{no, "", exact, "truncate = false has no effect in transformers"},
+			{"", no, exact, ""},
+			{no, no, exact, ""},
+			{yes, no, rounded, "truncate = true has no effect in transformers"},
+		} {
+			name := fmt.Sprintf("%q, beside the tables %q", c.table, c.beside)
+			config := parse(t, string(with(t, source, `"rope_parameters": {"full_attention": `+full(c.table)+
+				`, "sliding_attention": {"rope_type": "default"}`+c.beside+`}`)))
+			text, _ := config.JSON()
+			again := parse(t, string(text))
+			for _, config := range []*Config{config, again} {
+				for k, f := range config.Rope.Frequencies(16, 0)[3:6] {
+					near.Value(t, name, float64(f), c.want[k], 5e-7*c.want[k])
+				}
+			}
+			w := strings.Join(config.Warnings(), " ")
+			if !strings.Contains(w, c.warning) || (c.warning == "") != (w == "") {
+				t.Errorf("%s: warnings %q, want %q", name, w, c.warning)
+			}
+			var saved map[string]map[string]any
+			_ = json.Unmarshal(text, &saved) // other fields are no tables
+			if beside := saved["rope_parameters"]["truncate"]; (beside == false) != (&c.want[0] == &exact[0]) {
+				t.Errorf("%s: %v is beside the tables of %s", name, beside, text)
+			}
+			if w := again.Warnings(); len(w) > 0 {
+				t.Errorf("%s: the saved file has warnings %q", name, w)
+			}
 		}
-		if w := strings.Join(got.Warnings(), " "); !strings.Contains(w,
-			"rope_parameters.full_attention.truncate = false has no effect") {
-			t.Errorf("warnings %q", w)
-		}
-		text, _ := got.JSON()
-		if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, want.Rope) || len(again.Warnings()) > 0 {
-			t.Errorf("%s is read as %+v, %q", text, again.Rope, again.Warnings())
-		}
-		scaling := map[string]any{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": int64(200),
-			"truncate": false}
-		_, err := parse(t, source).Override(map[string]any{"rope_scaling": scaling})
-		if err == nil || !strings.Contains(err.Error(), "truncate = false has no effect") {
-			t.Errorf("override: %v", err)
+		yarn := map[string]any{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": int64(2048)}
+		own := maps.Clone(yarn)
+		own["truncate"] = false
+		for _, override := range []map[string]any{
+			{"rope_theta": 1e4, "rope_scaling": own},
+			{"rope_theta": 1e4, "rope_parameters": map[string]any{"full_attention": yarn, "truncate": false}},
+		} {
+			config := must1(parse(t, source).Override(override))
+			near.Value(t, fmt.Sprint(override), float64(config.Rope.Frequencies(16, 0)[3]), exact[0], 1e-8)
+			if w := config.Warnings(); len(w) > 0 {
+				t.Errorf("%v: warnings %q", override, w)
+			}
 		}
 	}
 }
