@@ -129,7 +129,7 @@ func windowOf(op string, d *cAttentionDesc) (*device.Window, error) {
 	case left == 0 && right == 0:
 		return nil, invalid(
 			"%s: ULYSSES_WINDOW is set and window_left and window_right are both 0, so that a query would see only its own key; set window_left, "+
-				"or leave the flag out; -1 is unbounded", op)
+				"or leave the flag out; -1 is unbounded; for this window set ULYSSES_CAUSAL and window_right -1", op)
 	}
 	return &device.Window{Left: left, Right: right}, nil
 }

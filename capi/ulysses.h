@@ -293,7 +293,8 @@ void ulysses_context_destroy(ulysses_context *);
 enum {
   ULYSSES_CAUSAL = 1, /* aligned bottom-right in each document: the last query sees the last key */
   /* A query aligned to key j sees the keys j-window_left to j+window_right. -1 = unbounded, as in
-   * FlashAttention. Both 0 is refused, because fields that were not set are 0. */
+   * FlashAttention. Both 0 is refused, because fields that were not set are 0; CAUSAL with 0 and -1
+   * is the window of the own key. */
   ULYSSES_WINDOW = 2,
   ULYSSES_CROSS = 4,       /* cross-attention: keys have the kv lengths of the batch */
   ULYSSES_SINKS = 8,       /* calls need `sinks` */

@@ -19,6 +19,8 @@ class Attention(unittest.TestCase):
         "wider values": dict(s=9, h=2, d=8, dv=24),
         "window": dict(s=20, h=2, causal=True, window=(5, 0)),
         "window, both sides": dict(s=20, h=2, window=(3, 2)),
+        "window, own key": dict(s=20, h=2, window=(0, 0)),
+        "window, own key, causal": dict(s=19, h=2, causal=True, window=(0, 0), cu=[0, 1, 8, 19]),
         "documents": dict(s=17, h=4, hkv=2, causal=True, cu=[0, 1, 6, 17]),
         "cross": dict(s=7, sk=15, h=4),
         "cross, causal": dict(s=7, sk=15, h=4, causal=True),

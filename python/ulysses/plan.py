@@ -225,9 +225,12 @@ class Plan(_AnyPlan):
         )
         self.dtype, self.cross = o.dtype, o.cross
         left, right = o.window or (0, 0)
+        # The library refuses (0, 0), which may be fields that were not set. With a causal mask,
+        # (0, -1) is the same window: the query's own key.
+        own_key = o.window == (0, 0)
         desc = _struct.AttentionDesc(
             dtype=o.dtype,
-            flags=_struct.CAUSAL * bool(o.causal)
+            flags=_struct.CAUSAL * (bool(o.causal) or own_key)
             | _struct.WINDOW * (o.window is not None)
             | _struct.CROSS * bool(o.cross)
             | _struct.SINKS * bool(o.sinks)
@@ -246,7 +249,7 @@ class Plan(_AnyPlan):
             head_dim=o.head_dim,
             v_dim=o.v_dim,
             window_left=left,
-            window_right=right,
+            window_right=-1 if own_key else right,
         )
         context._call(
             "ulysses_attention_plan", context.handle, ctypes.byref(desc), ctypes.byref(self._handle)
