@@ -91,6 +91,19 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// An answer before the last one does not take the place of a last one that is not trained.
+func TestLastAnswerThatIsNotTrained(t *testing.T) {
+	dir := t.TempDir()
+	c := config(1000, file(t, dir, "a.jsonl", `{"messages": [{"role": "user", "content": "u"}, `+
+		`{"role": "assistant", "content": "a"}, {"role": "user", "content": "v"}, `+
+		`{"role": "assistant", "content": "b", "weight": 0}]}`))
+	c.TrainOn, c.ChatTemplate = "last", file(t, dir, "t.jinja", tags)
+	_, err := Open(c, EvalConfig{}, Options{Vocab: 256})
+	if err == nil || !strings.Contains(err.Error(), "no message of an assistant is trained") {
+		t.Error(err)
+	}
+}
+
 // Every process that reads the same files has the same digest of them, by which a resumed run tells
 // whether the checkpoint has the same templates and special tokens.
 func TestDigestOfConversations(t *testing.T) {

@@ -20,6 +20,7 @@ type conversation struct {
 	kwargsText       string // kwargs in JSON
 	bytes            int    // of the record
 	trains           []bool // by message: it is an assistant's, and the record does not exclude it
+	last             int    // the last message of an assistant; 0 = the first one, or none
 	shown            []bool // by message: it has text, so the rendering must have it
 	hasParts         bool   // a content is a list of parts
 }
@@ -306,7 +307,9 @@ func (c *conversation) check(i int, role string, m *jinja.Dict, trains bool) err
 	if _, ok := m.Get("reasoning_content"); !c.shown[i] && !ok && (role == "user" || role == "assistant") {
 		return fmt.Errorf("of the %s is empty; remove it, or the record", role)
 	}
-	c.trains[i] = trains
+	if c.trains[i] = trains; role == "assistant" {
+		c.last = i
+	}
 	return nil
 }
 

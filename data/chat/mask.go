@@ -65,15 +65,7 @@ func (t *template) beginsTurn(text string) bool {
 // trained returns the trained bytes of a rendering.
 func (r *Reader) trained(c *conversation, t *template, text jinja.Text) []Range {
 	turns := turnsOf(text, t)
-	last := -1
-	for i := range c.trains {
-		if c.trains[i] {
-			last = i
-		}
-	}
-	wanted := func(message int) bool {
-		return message >= 0 && c.trains[message] && (r.TrainOn != Last || message == last)
-	}
+	wanted := func(message int) bool { return message >= 0 && c.trains[message] }
 	if t.Tagged {
 		return tagged(text, turns, wanted)
 	}

@@ -344,7 +344,7 @@ func (r *Reader) conversation(object map[string]json.RawMessage, messages []json
 	}
 	trains := false
 	for i := range c.trains {
-		c.trains[i] = c.trains[i] && i >= prompt
+		c.trains[i] = c.trains[i] && i >= prompt && (r.TrainOn != Last || i == c.last)
 		trains = trains || c.trains[i]
 	}
 	if !trains && r.TrainOn != All {
