@@ -339,12 +339,12 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"attention_dropout": 1`, bad, []string{"attention_dropout = 1; set a probability"}},
 		{llama31, `"quantization_config": {"bits": 4}`, no, []string{"quantization_config"}},
 		{llama31, `"model_type": "gpt2"`, no, []string{`"gpt2" (learned positions) is not built`}},
-		{llama31, `"model_type": "qwen2_moe"`, no, []string{"mixture of experts"}},
+		{olmoe, `"clip_qkv": 8.0`, no, []string{"clip_qkv = 8 is not built: set it to null"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
 		{llama31, `"model_type": "phi"`, no,
 			[]string{
-				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss are`}},
+				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4 and gpt_oss are`}},
 		{llama31, `"model_type": "deepseek_v3"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "deepseek_v2"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad,
@@ -489,6 +489,7 @@ func TestWindows(t *testing.T) {
 		"qwen2":   string(with(t, qwen2, `"num_hidden_layers": 3`)),
 		"qwen3":   string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`)),
 		"gpt_oss": gptOss, "mixtral": string(with(t, mixtral, `"num_hidden_layers": 3`)),
+		"qwen2_moe": string(with(t, qwen2moe, `"num_hidden_layers": 3`)),
 		"qwen3_moe": string(with(t, qwen3moe, `"num_hidden_layers": 3`))}
 	for _, c := range []struct {
 		model, fields string
@@ -527,6 +528,11 @@ func TestWindows(t *testing.T) {
 		{"mixtral", `"sliding_window": 8`, 8, "sss"},
 		{"qwen3_moe", `"sliding_window": 8`, 0, "fff"},
 		{"qwen3_moe", `"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 2`, 8, "sss"},
+		{"qwen2_moe", `"sliding_window": 0`, 0, "fff"},
+		{"qwen2_moe", `"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 3`, 8, "sfs"},
+		{"qwen2_moe", `"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 2`, 8, "sff"},
+		{"qwen2_moe", `"use_sliding_window": true, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "full_attention"]`,
+			8, "fsf"},
 		{"gpt_oss", ``, 128, "sfs"},
 		{"gpt_oss", `"sliding_window": 9`, 9, "sfs"},
 		{"gpt_oss", `"sliding_window": null`, 0, "fff"},

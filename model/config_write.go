@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -97,7 +98,7 @@ func (c *Config) fields() fields {
 		c.family.write(c, f)
 	}
 	if c.family.biases == optionalBiases || c.family.biases == optionalQKVBiases {
-		f.put("attention_bias", c.AttentionBias)
+		f.put(cmp.Or(c.family.biasField, "attention_bias"), c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {
 		f["torch_dtype"] = "float32"

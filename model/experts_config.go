@@ -43,6 +43,7 @@ type expertFields struct {
 	layers       bool     // mlp_only_layers and decoder_sparse_step are read
 	shared       bool     // shared_expert_intermediate_size is read
 	everywhere   bool     // all layers have experts, and there is no intermediate_size
+	coefficient  float64  // default of router_aux_loss_coef; 0 = 0.001
 	misread      bool     // PEFT takes gate_proj, up_proj and down_proj of any MLP for experts
 	zero         []string // fields that must be 0
 	stacked      bool     // the form of gpt-oss: biases, a clamped activation, and one tensor for all experts
@@ -59,6 +60,12 @@ var (
 	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_local_experts"}, layers: true, misread: true, block: "mlp", gate: "gate_proj",
 		up: "up_proj", down: "down_proj"}
+	qwen2Experts = expertFields{number: "num_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_local_experts"}, layers: true, shared: true, misread: true, block: "mlp",
+		gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	olmoExperts = expertFields{number: "num_experts", size: "intermediate_size",
+		aliases: []string{"num_local_experts"}, coefficient: 0.01, misread: true, block: "mlp",
+		gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true, misread: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
@@ -100,6 +107,14 @@ func readHybridExperts(c *Config, r *reader) {
 func writeHybridExperts(c *Config, f fields) {
 	writeHybrid(c, f)
 	writeExperts(c, f)
+}
+
+// readOLMoE reads the fields of OLMoE (Muennighoff et al. 2024, arXiv:2409.02060).
+func readOLMoE(c *Config, r *reader) {
+	readExperts(c, r)
+	if r.has("clip_qkv") {
+		r.fault(status.Unsupported, "clip_qkv = %v is not built: %s", r.raw["clip_qkv"], notbuilt.Clips.Instead)
+	}
 }
 
 // readExperts reads the fields of Mixtral (Jiang et al. 2024, arXiv:2401.04088) or of Qwen3-MoE.
@@ -154,7 +169,7 @@ func readExperts(c *Config, r *reader) {
 			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.RouterNoise.Instead)
 		}
 	}
-	coefficient := r.number("router_aux_loss_coef", 0.001)
+	coefficient := r.number("router_aux_loss_coef", cmp.Or(names.coefficient, 0.001))
 	if !(coefficient >= 0 && coefficient < 1e30) {
 		r.fault(status.InvalidConfig, "router_aux_loss_coef = %v: give a number of at least 0", coefficient)
 	}

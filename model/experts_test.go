@@ -29,6 +29,20 @@ const qwen3moe = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen
  "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0,
  "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936}`
 
+// As Qwen1.5-MoE-A2.7B and OLMoE-1B-7B are published.
+const qwen2moe = `{"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "attention_dropout": 0.0, "bos_token_id": 151643,
+ "decoder_sparse_step": 1, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632,
+ "max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16,
+ "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": false, "rms_norm_eps": 1e-06,
+ "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+ "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}`
+
+const olmoe = `{"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": false, "attention_dropout": 0.0, "clip_qkv": null,
+ "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 1024, "max_position_embeddings": 4096,
+ "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
+ "output_router_logits": false, "pad_token_id": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01,
+ "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 50304}`
+
 const qwen35moe = `{"model_type": "qwen3_5_moe_text", "attention_bias": false, "attn_output_gate": true, "dtype": "bfloat16", "full_attention_interval": 4, "head_dim": 256,
  "hidden_act": "silu", "hidden_size": 2048, "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
  "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
@@ -49,6 +63,22 @@ func TestParseExperts(t *testing.T) {
 		!c.QKNorm() || c.QKVBias() || c.HeadDim != 128 {
 		t.Errorf("%+v", c)
 	}
+	c = parse(t, qwen2moe)
+	if e := c.Experts; e.Count != 60 || e.PerToken != 4 || e.Size != 1408 || e.Shared != 5632 || e.Normalize ||
+		c.SparseLayers() != 24 || c.QKNorm() || !c.QKVBias() || c.OutBias() || c.Sliding(0) {
+		t.Errorf("%+v", c)
+	}
+	// 2.69e9 weights are active, of which 0.31e9 are the embedding's.
+	near.Value(t, "weights in products of a token", c.Flops(1, 0)/6, 2.38e9, 0.01e9)
+	if c = parse(t, string(with(t, qwen2moe, `"qkv_bias": false`))); c.QKVBias() {
+		t.Errorf("%+v", c)
+	}
+	c = parse(t, string(with(t, olmoe, `"output_router_logits": true, "router_aux_loss_coef": null`)))
+	if e := c.Experts; e.Count != 64 || e.PerToken != 8 || e.Size != 1024 || e.Normalize || e.Balance != 0.01 ||
+		c.SparseLayers() != 16 || c.QKVBias() || c.Rope.Theta != 1e4 {
+		t.Errorf("%+v", c)
+	}
+	near.Value(t, "weights in products of a token", c.Flops(1, 0)/6, 1.18e9, 0.01e9)
 	c = parse(t, string(with(t, qwen3moe,
 		`"mlp_only_layers": [1, 5], "decoder_sparse_step": 2, "num_hidden_layers": 8, "norm_topk_prob": null, "num_experts": null,
 		"num_local_experts": 16, "output_router_logits": true`)))
@@ -219,7 +249,7 @@ func TestExpertsFrozenAndAdapted(t *testing.T) {
 		_, err := made(Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"q_proj", target}}})
 		if status.Of(err) != status.Unsupported ||
 			!strings.Contains(err.Error(),
-				"adapters of experts, of routers, and of the other MLPs of qwen3_moe and qwen3_next are not built") {
+				"adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe and qwen3_next are not built") {
 			t.Errorf("%s: %v", target, err)
 		}
 	}

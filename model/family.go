@@ -25,6 +25,7 @@ type family struct {
 	embedScaled bool // embeddings are multiplied by sqrt(hidden_size)
 
 	biased      bool             // default of attention_bias
+	biasField   string           // the name of attention_bias; "" = this
 	experts     *expertFields    // nil = the MLPs have no experts
 	sizes       map[string]int64 // defaults of fields that other families require in a config.json
 	tied        bool             // default of tie_word_embeddings
@@ -147,6 +148,14 @@ func mostAreLinear(r *reader, _ int64) func(int64) string {
 	}
 }
 
+// evenSlideFirst is the rule of Qwen2-MoE: of the layers before max_window_layers, 0, 2, … slide.
+func evenSlideFirst(r *reader, window int64) func(int64) string {
+	full := r.number("max_window_layers", 28)
+	return func(layer int64) string {
+		return slidingIf(window > 0 && layer%2 == 0 && float64(layer) < full)
+	}
+}
+
 func slidingIf(slides bool) string {
 	if slides {
 		return slidingAttention
@@ -179,6 +188,18 @@ var families = map[string]*family{
 			"num_experts":             128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
 		window: 4096, windowFlag: true, layers: allSlide, experts: &qwenExperts, read: readExperts,
 		write: writeExperts},
+	"qwen2_moe": {class: "Qwen2MoeForCausalLM", norms: preNorms, activation: silu, biases: optionalQKVBiases,
+		biased: true, biasField: "qkv_bias", eps: 1e-6, theta: 10000,
+		sizes: map[string]int64{"vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 16,
+			"max_position_embeddings": 32768,
+			"num_experts":             60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+			"shared_expert_intermediate_size": 5632},
+		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: evenSlideFirst, experts: &qwen2Experts,
+		read: readExperts, write: writeExperts},
+	"olmoe": {class: "OlmoeForCausalLM", norms: preNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 10000,
+		sizes: map[string]int64{"vocab_size": 50304, "num_attention_heads": 16, "max_position_embeddings": 4096,
+			"num_experts": 64, "num_experts_per_tok": 8},
+		experts: &olmoExperts, read: readOLMoE, write: writeExperts},
 	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000,
 		read: readGranite},
 	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6,

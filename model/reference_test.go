@@ -84,7 +84,7 @@ func normsOf(modelType string) [4]string {
 	case strings.HasPrefix(modelType, "gemma"):
 		return [4]string{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
 			"post_feedforward_layernorm"}
-	case strings.HasPrefix(modelType, "olmo"):
+	case modelType == "olmo2" || modelType == "olmo3":
 		return [4]string{1: "post_attention_layernorm", 3: "post_feedforward_layernorm"}
 	case modelType == "glm4":
 		return [4]string{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",

@@ -117,16 +117,15 @@ func (c *Config) readWindow(r *reader) int64 {
 		r.raw["sliding_window"], value = nil, nil
 	}
 	r.value("sliding_window")
-	window := int64(0)
-	if c.family.window > 0 && (!given && !c.family.noWindow || value != nil) {
-		window = r.extent("sliding_window", c.family.window, maxPositions)
-	}
 	if !c.family.windowFlag {
 		r.ineffective("use_sliding_window", "remove it; a window is set by sliding_window, in families that have one")
 	} else if !r.flag("use_sliding_window", false) {
-		return 0
+		return 0 // whatever sliding_window says: transformers writes 0 for Qwen2-MoE
 	}
-	return window
+	if c.family.window > 0 && (!given && !c.family.noWindow || value != nil) {
+		return r.extent("sliding_window", c.family.window, maxPositions)
+	}
+	return 0
 }
 
 // checkOwnWindow adds a fault if a job sets a window that has no effect. own has the fields that

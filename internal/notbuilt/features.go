@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, Multimodal, LayerTypes,
+	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, Clips, ExpertAdapters, Multimodal, LayerTypes,
 		HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE,
 		RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
@@ -60,16 +60,19 @@ var (
 		Where: "`swiglu_alpha` and `swiglu_limit` of a config.json", Many: true,
 		Instead: "the published ones are built, swiglu_alpha = 1.702 and swiglu_limit = 7"}
 
+	Clips = &Feature{Name: "clipping of q, k and v in olmoe", Where: "`clip_qkv` of a config.json",
+		Instead: "set it to null if the model was trained without it"}
+
 	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
-		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss are",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4 and gpt_oss are",
 		Many:    true}
 	Experts = &Feature{
-		Name:  "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next, qwen3_5_moe_text and gpt_oss",
+		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe and gpt_oss",
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	RouterNoise = &Feature{Name: "noise on the input of experts",
 		Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters = &Feature{
-		Name:  "adapters of experts, of routers, and of the other MLPs of qwen3_moe and qwen3_next",
+		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe and qwen3_next",
 		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
 	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4",
 		Where:   "`vision_config` and `quantization_config` of a config.json",
@@ -79,7 +82,7 @@ var (
 	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text",
 		Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
 	WindowLayerTypes = &Feature{
-		Name:  "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3, smollm3, olmo3 and gpt_oss",
+		Name:  "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, smollm3, olmo3 and gpt_oss",
 		Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
 	Activations = &Feature{Name: "other activations",
 		Where:   "`hidden_act` and `hidden_activation` of a config.json",
@@ -158,7 +161,7 @@ const withoutText = "vision, and no text_config; with one, the language model is
 // ModelTypeReasons are the model types that are known and not built, with the reason.
 var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
-	"qwen2_moe": "mixture of experts", "llama4": "mixture of experts",
+	"llama4":      "mixture of experts",
 	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
 	"gemma3":      withoutText,

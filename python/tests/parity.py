@@ -122,6 +122,45 @@ FAMILIES = {
             router_aux_loss_coef=0.3,
         ),
     ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        dict(
+            EXPERTS,
+            head_dim=6,
+            shared_expert_intermediate_size=26,
+            mlp_only_layers=[1],
+            use_sliding_window=True,
+            sliding_window=7,
+            max_window_layers=2,
+        ),
+    ),
+    "qwen2-moe, without biases": (
+        "Qwen2Moe",
+        dict(
+            EXPERTS,
+            head_dim=6,
+            shared_expert_intermediate_size=14,
+            qkv_bias=False,
+            norm_topk_prob=True,
+            output_router_logits=True,
+            router_aux_loss_coef=0.2,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "olmoe": (
+        "Olmoe",
+        dict(head_dim=6, num_experts=6, num_experts_per_tok=3, attention_bias=True),
+    ),
+    "olmoe, balanced, stacked": (
+        "Olmoe",
+        dict(
+            head_dim=6,
+            num_experts=5,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            output_router_logits=True,
+        ),
+    ),
     "qwen3-moe": (
         "Qwen3Moe",
         dict(EXPERTS, norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True),

@@ -103,6 +103,8 @@ CASES = {
     "llama": (["q_proj", "v_proj", "down_proj"], False),
     "qwen3": ("all-linear", True),
     "qwen2": ("all-linear", False),
+    "qwen2-moe": (["q_proj", "v_proj", "o_proj"], False),
+    "olmoe": (["q_proj", "o_proj"], True),
     "qwen3.5": ("all-linear", False),
     "gemma3": (["k_proj", "o_proj", "gate_proj", "up_proj"], False),
     "gpt-oss": ("all-linear", False),
