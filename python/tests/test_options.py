@@ -156,6 +156,22 @@ class Options(unittest.TestCase):
         self.assertFalse(torch.equal(one, whole(1)))
         self.assertFalse(torch.equal(whole(2, dropout=0.5), whole(2, dropout=0.5)))
 
+    def test_slopes(self):
+        """Slopes of powers of 2 are halves; other numbers of heads interleave the next power."""
+        for heads, want in (
+            (1, [2**-8]),
+            (3, [0.0625, 0.00390625, 0.25]),
+            (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
+            (8, [2.0**-k for k in range(1, 9)]),
+            (12, [2.0**-k for k in range(1, 9)] + [2 ** (-k / 2) for k in (1, 3, 5, 7)]),
+        ):
+            found = ulysses.alibi_slopes(heads)
+            self.assertEqual((found.dtype, found.shape), (np.float32, (heads,)))
+            np.testing.assert_allclose(found, want, rtol=1e-7)
+        for heads in (0, -1, 2.5, "8", None):
+            with self.assertRaises(ulysses.InvalidArgument):
+                ulysses.alibi_slopes(heads)
+
     def test_faults(self):
         mask = torch.ones(1, 7, 7, dtype=torch.uint8)
         with ulysses.Context() as ctx:

@@ -64,6 +64,7 @@ from .local import (
     local_attention_backward,
     local_attention_forward,
 )
+from .options import alibi_slopes
 from .parallel_state import ParallelState, sequence_groups
 from .plan import Batch, DeltaPlan, Plan, Sequences
 from .projections import async_ulysses_output_projection, async_ulysses_qkv_projection
@@ -117,6 +118,7 @@ __all__ = [
     "UlyssesSPAttentionHF",
     "Unsupported",
     "Whole",
+    "alibi_slopes",
     "async_ulysses_output_projection",
     "async_ulysses_qkv_projection",
     "attention",

@@ -339,7 +339,8 @@ def attention(
             of the head sees; equal on all ranks. Its gradient is this rank's share: the sum over
             the ranks is the gradient, as for the weights around the call. Default: None
         alibi: [H], float32 or the dtype of q: a key j positions before the query has the bias
-            -alibi*j; equal on all ranks. The gradient is as for sinks. Default: None
+            -alibi*j; equal on all ranks; `alibi_slopes` makes the usual ones. The gradient is as
+            for sinks. Default: None
         block_mask: bool or uint8 [H or 1, blocks of queries, blocks of keys] over whole sequences,
             equal on all ranks; 0 hides a block (see `ulysses.patterns`). Default: None
         block (int or tuple of int, optional): the queries and keys of a block. Default: None

@@ -61,6 +61,32 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
     )
 
 
+def alibi_slopes(heads: int) -> Any:
+    """Returns the slopes of ALiBi for a number of heads (Press et al. 2022, arXiv:2108.12409).
+
+    Not collective. With c the largest power of 2 up to `heads`, they are 2^(-8k/c) for k = 1 to c,
+    and then 2^(-4k/c) for k = 1, 3, 5 and so on, as in BLOOM and MPT.
+
+    Args:
+        heads (int): query heads, over all ranks
+
+    Returns:
+        An array [heads] of float32, for the argument `alibi` of `attention`.
+
+    Raises:
+        InvalidArgument: heads is not a whole number above 0
+
+    Example::
+
+        >>> ulysses.alibi_slopes(3).tolist()
+        [0.0625, 0.00390625, 0.25]
+    """
+    n = whole("ulysses.alibi_slopes", "heads", heads, 1, _INT32)
+    c = 1 << (n.bit_length() - 1)
+    powers = [-8 * k / c for k in range(1, c + 1)] + [-4 * k / c for k in range(1, 2 * (n - c), 2)]
+    return np.exp2(np.array(powers)).astype(np.float32)
+
+
 def _window(operation: str, window: Any) -> tuple[int, int] | None:
     """Returns the keys that a query sees before and after its own position; None = all."""
     if window is None:
