@@ -23,7 +23,8 @@ import (
 // Open reads the chat templates that o.Template names. It succeeds without a template, and Read
 // refuses conversations then. As in transformers, the files chat_template.jinja and
 // additional_chat_templates/NAME.jinja come before chat_template of tokenizer_config.json, which is
-// a string or a list of objects with name and template.
+// a string, a list of objects with name and template, or an object of strings by name. The last is
+// chat_template.json, in which multimodal models have it.
 func Open(o Options) (*Reader, error) {
 	r := &Reader{Options: o, templates: map[string]*template{}, variables: jinja.NewDict()}
 	if o.Date != "" {
@@ -106,13 +107,17 @@ func (r *Reader) find() (map[string]source, error) {
 	if len(found) > 0 {
 		return found, nil
 	}
-	return r.fromConfig()
+	for _, name := range []string{"tokenizer_config.json", "chat_template.json"} {
+		if found, err = r.fromJSON(filepath.Join(r.Template, name)); err != nil || len(found) > 0 {
+			return found, err
+		}
+	}
+	return found, nil
 }
 
-// fromConfig returns the templates of tokenizer_config.json.
-func (r *Reader) fromConfig() (map[string]source, error) {
+// fromJSON returns the templates of a file with the field chat_template.
+func (r *Reader) fromJSON(path string) (map[string]source, error) {
 	found := map[string]source{}
-	path := filepath.Join(r.Template, "tokenizer_config.json")
 	text, err := r.read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return found, nil
@@ -127,6 +132,7 @@ func (r *Reader) fromConfig() (map[string]source, error) {
 	}
 	var one string
 	var several []struct{ Name, Template string }
+	var named map[string]string
 	switch {
 	case len(config.Template) == 0 || string(config.Template) == "null":
 	case json.Unmarshal(config.Template, &one) == nil:
@@ -135,9 +141,13 @@ func (r *Reader) fromConfig() (map[string]source, error) {
 		for _, t := range several {
 			found[t.Name] = source{path + " (" + t.Name + ")", t.Template}
 		}
+	case json.Unmarshal(config.Template, &named) == nil:
+		for name, text := range named {
+			found[name] = source{path + " (" + name + ")", text}
+		}
 	default:
 		return nil, status.Errorf(status.InvalidConfig,
-			"data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template",
+			"data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template, nor an object of strings",
 			path)
 	}
 	return found, nil

@@ -26,6 +26,13 @@ func TestTemplates(t *testing.T) {
 		{"string", map[string]string{"tokenizer_config.json": `{"chat_template": "` + body("C") + `"}`}, "Cua", "Cua"},
 		{"list", map[string]string{"tokenizer_config.json": `{"chat_template": [{"name": "default", "template": "` +
 			body("D") + `"}, {"name": "tool_use", "template": "` + body("T") + `"}]}`}, "Dua", "Tua"},
+		{"object", map[string]string{"tokenizer_config.json": `{"chat_template": {"default": "` + body("D") +
+			`", "tool_use": "` + body("T") + `"}}`}, "Dua", "Tua"},
+		{"of a processor", map[string]string{"tokenizer_config.json": `{"bos_token": "<b>"}`,
+			"chat_template.json": `{"chat_template": "` + body("P") + `"}`}, "Pua<b>", "Pua<b>"},
+		{"of a tokenizer and a processor", map[string]string{
+			"tokenizer_config.json": `{"chat_template": "` + body("C") + `"}`,
+			"chat_template.json":    `{"chat_template": "` + body("P") + `"}`}, "Cua", "Cua"},
 		{"additional", map[string]string{"chat_template.jinja": body("F"),
 			"additional_chat_templates/tool_use.jinja": body("A")}, "Fua", "Aua"},
 		{"only tools", map[string]string{"additional_chat_templates/tool_use.jinja": body("A")},
