@@ -50,6 +50,27 @@ FAMILIES = {
     ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", dict(EXPERTS, decoder_sparse_step=1)),
+    "qwen2-moe with a window": (  # of every second layer; the mask alone has it
+        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
+        dict(
+            EXPERTS,
+            shared_expert_intermediate_size=16,
+            use_sliding_window=True,
+            sliding_window=4,
+            max_window_layers=2,
+        ),
+    ),
+    "phimoe": (  # all layers have a window, which the mask alone has
+        "PhimoeConfig",
+        "PhimoeForCausalLM",
+        dict(
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=4,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+    ),
     "gemma3 text": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",

@@ -149,6 +149,23 @@ class Families(unittest.TestCase):
                         if name.endswith(("A_log", "dt_bias")):
                             self.assertLess(per_head(got, want), 10 * TOLERANCE, name)
 
+    def test_window_of_the_mask(self):
+        """Layers that do not pass their window have the window of the model's mask."""
+        model = build("phimoe").eval()
+        ids = torch.arange(26).reshape(2, 13)
+        with torch.no_grad():
+            want = model(input_ids=ids, use_cache=False).logits
+
+            def body(ctx):
+                rank_model = register(ctx, copy.deepcopy(model))
+                given = {"input_ids": ids, "position_ids": torch.arange(13).expand(2, 13)}
+                with torch.no_grad():
+                    return rank_model(**{n: local(x, ctx) for n, x in given.items()}).logits
+
+            for size in (1, 2, 4):
+                found = joined(contexts(size, body))
+                self.assertLess(error(found, want), TOLERANCE, size)
+
     def test_zigzag(self):
         """Models on a ring, with tokens in a zigzag: documents, padding and windows."""
         meshes = ((2, dict(ring=2, zigzag=True)), (4, dict(ring=2, zigzag=True, gather_keys=True)))
@@ -165,6 +182,8 @@ def _family(name):
 
 if transformers is not None:
     for _name in FAMILIES:
+        if _name == "phimoe":  # its router draws experts in training
+            continue
         setattr(
             Families,
             "test_" + _name.replace(" ", "_").replace("-", "_").replace(".", "_"),

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ._eager import eager
@@ -34,6 +34,7 @@ class Forward:
         rows: tokens of each sequence on this rank
         past: tokens in the key-value cache; 0 on several ranks
         model: the model; None = the call of every layer
+        windows: the windows of the masks that the model has asked for; None = of one without
     """
 
     context: Context
@@ -41,6 +42,7 @@ class Forward:
     rows: int
     past: int = 0
     model: Any = None
+    windows: set[int | None] = field(default_factory=set)
 
     def runs(self, model: Any) -> bool:
         """Reports whether the call runs a model, as itself or as one of its modules."""

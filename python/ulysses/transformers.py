@@ -23,7 +23,7 @@ from ._eager import eager
 from .attention import attention
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
-from .model_call import KEY, call_of, inside
+from .model_call import KEY, Forward, call_of, inside
 from .parallel_state import ParallelState, check_size, parallel_state
 from .plan import Sequences
 
@@ -316,7 +316,28 @@ def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **o
             f"ulysses: attention_mask has {attention_mask.ndim} axes; give a padding mask "
             "[B, tokens] or None (causality, windows and documents need no mask)"
         )
+    call = inside()
+    if call is not None:
+        call.windows.add(options.get("local_size"))
     return attention_mask
+
+
+def _window_of(module: Any, sliding_window: int | None, call: Forward | None) -> int | None:
+    """Returns the keys that a query of a layer sees; None or 0 = all.
+
+    Layers of some models, such as Qwen2-MoE and Phi-3.5-MoE, do not pass their window: it is in the
+    mask alone. Their config lists the kinds of the layers, or all layers have the mask's window.
+    """
+    if sliding_window:
+        return sliding_window
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types and layer is not None and layer < len(types):
+        slides = types[layer] == "sliding_attention"
+        return getattr(config, "sliding_window", None) if slides else None
+    if call is not None and len(call.windows) == 1:
+        return next(iter(call.windows))
+    return None
 
 
 def _functions_in(function: Any) -> set[str]:
@@ -428,7 +449,8 @@ def transformers_attention(
             )
 
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
+    size = _window_of(module, sliding_window, call)
+    window = (size - 1, 0 if causal else size - 1) if size else None
     options: dict[str, Any] = dict(
         causal=bool(causal),
         window=window,
