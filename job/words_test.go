@@ -25,8 +25,8 @@ func TestFaultCounts(t *testing.T) {
 		{"[data]\nsequnce = 1\n[modle]\n", status.InvalidConfig, 4, ":3: modle: "},
 		{"[data]\npath = \"a.txt\"\n[model.new]\nmodel_type = \"llama\"\nhidden_sise = 8\n", status.InvalidConfig, 6,
 			path + ":3: model.new: vocab_size is missing"},
-		{"[data]\npath = \"a.txt\"\n[model.new]\nmodel_type = \"qwen2_moe\"\nnum_experts = 8\nhidden_sise = 8\n",
-			status.Unsupported, 1, path + `:4: model.new: model_type = "qwen2_moe" (mixture of experts) is not built`},
+		{"[data]\npath = \"a.txt\"\n[model.new]\nmodel_type = \"llama4\"\nnum_experts = 8\nhidden_sise = 8\n",
+			status.Unsupported, 1, path + `:4: model.new: model_type = "llama4" (mixture of experts) is not built`},
 	} {
 		put(t, path, x.job)
 		put(t, filepath.Join(dir, "a.txt"), "text")

@@ -6,7 +6,9 @@ The tests compare logits, loss and every gradient. Ranks are threads.
 import copy
 import functools
 import itertools
+import sys
 import unittest
+import unittest.mock
 
 import ulysses
 from need import need, need_torch, packages
@@ -209,6 +211,42 @@ class Calls(unittest.TestCase):
             )
 
         return contexts(size, body)
+
+    def test_layers_without_the_interface(self):
+        """Layers that apply the model's mask themselves are refused on one rank, too.
+
+        This package makes no mask, so the layers of BLOOM, and compressed keys, would see tokens
+        of the future.
+        """
+        ids, positions = torch.arange(26).reshape(2, 13), torch.arange(13).expand(2, 13)
+        with ulysses.Context() as ctx:
+            ulysses.register_transformers("ulysses", ctx)
+            bloom = transformers.BloomConfig(
+                vocab_size=VOCAB,
+                hidden_size=32,
+                n_layer=2,
+                n_head=4,
+                attn_implementation="ulysses",
+            )
+            with self.assertRaisesRegex(ulysses.Unsupported, "BloomForCausalLM: its layers do not"):
+                transformers.BloomForCausalLM(bloom)(input_ids=ids)
+            model = build("llama", attention="ulysses")
+            right = model(input_ids=ids, position_ids=positions).logits
+            attention = type(model.model.layers[0].self_attn)
+            module = sys.modules[attention.__module__]
+            rotate = module.apply_rotary_pos_emb
+
+            def compressed(q, k, cos, sin, **options):
+                q, k = rotate(q, k, cos, sin, **options)
+                return q, torch.cat([k[:, :, :3], k], 2)
+
+            with (
+                unittest.mock.patch.object(module, "apply_rotary_pos_emb", compressed),
+                self.assertRaisesRegex(ulysses.Unsupported, "has 16 keys for 13 tokens without"),
+            ):
+                model(input_ids=ids, position_ids=positions, use_cache=False)
+            again = model(input_ids=ids, position_ids=positions).logits
+            self.assertTrue(torch.equal(again, right))
 
     def test_wrong_on_one_rank(self):
         """A call that is wrong on one rank raises on every rank."""

@@ -87,7 +87,9 @@ def install() -> None:
                 return original(self, *args, **kwargs)
         args, kwargs, forward = begin(self, found, args, kwargs)
         with entered(forward), running_again(self, forward):
-            return original(self, *args, **kwargs)
+            out = original(self, *args, **kwargs)
+        forward.check_masks()
+        return out
 
     __call__.ulysses = True  # type: ignore[attr-defined]
     PreTrainedModel.__call__ = __call__

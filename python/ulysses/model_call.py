@@ -35,6 +35,7 @@ class Forward:
         past: tokens in the key-value cache; 0 on several ranks
         model: the model; None = the call of every layer
         windows: the windows of the masks that the model has asked for; None = of one without
+        mixed: a layer has called this package
     """
 
     context: Context
@@ -43,10 +44,21 @@ class Forward:
     past: int = 0
     model: Any = None
     windows: set[int | None] = field(default_factory=set)
+    mixed: bool = False
 
     def runs(self, model: Any) -> bool:
         """Reports whether the call runs a model, as itself or as one of its modules."""
         return self.model is None or any(m is model for m in self.model.modules())
+
+    def check_masks(self) -> None:
+        """Raises Unsupported if the model has asked for a mask, and no layer has called this
+        package, which makes masks itself: then layers have computed without the mask."""
+        if self.windows and not self.mixed:
+            raise Unsupported(
+                f"ulysses: {type(self.model).__name__}: its layers do not call the attention "
+                "function of transformers, so they have no mask; load the model with "
+                "attn_implementation='eager'"
+            )
 
 
 def inside() -> Forward | None:
@@ -75,6 +87,8 @@ def call_of(layer: Any, options: dict[str, Any]) -> Forward | None:
     import torch
 
     call = options.pop(KEY, None) or inside()
+    if call is not None:
+        call.mixed = True
     if torch._C._current_graph_task_id() == -1:  # not in backward
         (_in_call.discard if call is None else _in_call.add)(layer)
     elif call is None and layer in _in_call:

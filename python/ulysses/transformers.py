@@ -411,6 +411,8 @@ def transformers_attention(
         "output_attentions": others.get("output_attentions") or None,
     }
     batch, rows, keys = query.shape[0], query.shape[2], key.shape[2]
+    own = call is not None and (rows, batch) == (call.rows, call.sequences.batch)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
 
     def check() -> None:
         for name, value_ in refused.items():
@@ -441,6 +443,12 @@ def transformers_attention(
                 f"{call.rows} tokens: on several ranks, only layers on text tokens are "
                 "implemented; run the model on one rank"
             )
+        if call is not None and own and causal and keys != rows and not call.past:
+            raise Unsupported(
+                f"{operation}: {type(module).__name__} has {keys} keys for {rows} tokens without a "
+                "key-value cache, and its mask of both is not implemented; load the model with "
+                "attn_implementation='eager'"
+            )
         types = getattr(getattr(module, "config", None), "layer_types", None) or ()
         if call is None and ctx.size > 1 and "linear_attention" in types:
             raise Unsupported(
@@ -448,7 +456,6 @@ def transformers_attention(
                 "replaced only in calls of the model; call model(...)"
             )
 
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     size = _window_of(module, sliding_window, call)
     window = (size - 1, 0 if causal else size - 1) if size else None
     options: dict[str, Any] = dict(
@@ -475,7 +482,6 @@ def transformers_attention(
         )
     else:
         check()
-        own = call is not None and (rows, batch) == (call.rows, call.sequences.batch)
         sequences = call.sequences if call is not None and own else None
     if sequences is not None and keys == rows:
         options.update(seq=sequences.seq, cu_seqlens=sequences.cu_seqlens)
