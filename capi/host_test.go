@@ -151,6 +151,17 @@ func TestHostWithMPICH(t *testing.T) {
 	}
 }
 
+// The library finds the file of the MPI calls beside itself, also if the loader has found the
+// library by a path relative to a folder that the host has left.
+func TestHostLeavesItsFolder(t *testing.T) {
+	exe := compile(t, "mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wl,--enable-new-dtags", "testdata/moved.c")
+	// LD_LIBRARY_PATH comes before the absolute path in the program.
+	out := mpirun(t, 1, "sh", "-c", `cd "$1" && LD_LIBRARY_PATH=lib exec "$0"`, exe, root(t))
+	if !strings.Contains(out, "ok moved") {
+		t.Error(out)
+	}
+}
+
 // `make install` works for folders with spaces, and the flags of its pkg-config file as well.
 func TestInstall(t *testing.T) {
 	need.Tool(t, "pkg-config", "run make deps-test")

@@ -46,9 +46,3 @@ int umpi_loaded_library(const char *path, char *text, int size) {
   snprintf(text, size, "%s", full);
   return 1;
 }
-
-int umpi_own_path(char *text, int size) {
-  Dl_info info;
-  if (!dladdr((void *)umpi_own_path, &info) || info.dli_fname == NULL) return 0;
-  return snprintf(text, size, "%s", info.dli_fname) < size;
-}

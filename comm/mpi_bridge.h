@@ -40,8 +40,6 @@ const char *umpi_headers(void);
 // Writes the version text of an MPI library that this process has loaded: the globally visible one
 // if path is NULL, else the one at path. Returns 1 if there is one, else 0.
 int umpi_loaded_library(const char *path, char *text, int size);
-// Writes the path of the program or shared library that contains this code. Returns 1 on success.
-int umpi_own_path(char *text, int size);
 #pragma GCC visibility pop
 
 #endif

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"ulysses/internal/ownfile"
 	"ulysses/internal/status"
 )
 
@@ -75,8 +76,7 @@ func loadMPI() error {
 		return missing
 	}
 	return status.Errorf(status.Unsupported,
-		"comm.FromMPI: %s or its MPI library was not found beside this library or program, in lib beside its folder, or on the system's library path: %w; "+
-			"build it with make mpi-shim, set %s to the file, or use the host program's own collectives (comm.NewHost)",
+		"comm.FromMPI: %s or its MPI library was not found beside this library or program, in lib beside its folder, or on the system's library path: %w, or set %s to the file",
 		strings.Join(files, ", "), missing, mpiVariable)
 }
 
@@ -157,22 +157,16 @@ func findShim(file string) (path string, found bool) {
 	if strings.Contains(file, "/") {
 		return file, true
 	}
-	var beside []string
-	text := (*C.char)(C.malloc(mpiTextLength))
-	defer C.free(unsafe.Pointer(text))
-	if C.umpi_own_path(text, mpiTextLength) != 0 {
-		beside = append(beside, C.GoString(text))
-	}
+	beside := []string{ownfile.Path()}
 	if program, err := os.Executable(); err == nil {
 		beside = append(beside, program)
 	}
 	for _, b := range beside {
+		if b == "" {
+			continue
+		}
 		if real, err := filepath.EvalSymlinks(b); err == nil {
 			b = real
-		}
-		// dlopen searches the library path for a name without a folder
-		if whole, err := filepath.Abs(b); err == nil {
-			b = whole
 		}
 		for _, path := range []string{filepath.Join(filepath.Dir(b), file),
 			filepath.Join(filepath.Dir(b), "..", "lib", file)} {

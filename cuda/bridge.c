@@ -29,9 +29,3 @@ const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, 
   }
   return table;
 }
-
-int plug_own_path(char *text, int64_t text_bytes) {
-  Dl_info info;
-  return dladdr((void *)plug_own_path, &info) && info.dli_fname &&
-         snprintf(text, text_bytes, "%s", info.dli_fname) < text_bytes;
-}

@@ -9,9 +9,6 @@
 // the loader in text; with have = 0 and no message if the file is not a plug-in; or with the
 // plug-in's ABI version in have if that differs from ULY_CUDA_ABI.
 const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, uint32_t *have);
-// plug_own_path writes the path of the file that contains this function: the program, or a shared
-// library. It returns 0 if the path is unknown or longer than text.
-int plug_own_path(char *text, int64_t text_bytes);
 
 static inline int32_t plug_probe(const uly_cuda_api *t, uly_probe *out) { return t->probe(out); }
 static inline int32_t plug_open(const uly_cuda_api *t, const uly_open *how, uly_device **out, char *text,

@@ -16,9 +16,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unsafe"
 
+	"ulysses/internal/ownfile"
 	"ulysses/internal/status"
 )
 
@@ -79,13 +81,7 @@ func Find() string {
 	if err != nil {
 		program = ""
 	}
-	text := (*C.char)(C.malloc(textLength))
-	defer C.free(unsafe.Pointer(text))
-	paths := append(beside(program), inTree(program)...)
-	if C.plug_own_path(text, textLength) != 0 {
-		paths = append(beside(C.GoString(text)), paths...)
-	}
-	for _, path := range paths {
+	for _, path := range slices.Concat(beside(ownfile.Path()), beside(program), inTree(program)) {
 		if _, err := os.Stat(path); err == nil {
 			return path
 		}
