@@ -126,9 +126,12 @@ check-abi: lib
 	scripts/check-abi.sh lib/libulysses.so.$(ABI)
 
 # The folders may have spaces, so the shell gets them as variables. Make would split them.
+# A relative PREFIX is relative to this folder. pkg-config's file has the absolute path, because
+# programs are compiled in other folders.
 PREFIX ?= /usr/local
-install: export PREFIX := $(PREFIX)
-install: export ROOT = $(DESTDIR)$(PREFIX)
+WHOLE_PREFIX = $(if $(filter /%,$(firstword $(PREFIX))),,$(CURDIR)/)$(PREFIX)
+install: export WHOLE_PREFIX := $(WHOLE_PREFIX)
+install: export ROOT = $(DESTDIR)$(WHOLE_PREFIX)
 install: lib
 	install -d "$$ROOT/lib/pkgconfig" "$$ROOT/include" "$$ROOT/share/doc/ulysses"
 	install -m 644 LICENSE NOTICE CHANGELOG.md "$$ROOT/share/doc/ulysses/"
@@ -137,7 +140,7 @@ install: lib
 	ln -sf libulysses.so.$(ABI) "$$ROOT/lib/libulysses.so"
 	for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || install -m 755 "$$f" "$$ROOT/lib/"; done
 	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so "$$ROOT/lib/"
-	{ printf 'prefix=%s\n' "$$PREFIX"; sed -e '/^prefix=/d; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in; } > "$$ROOT/lib/pkgconfig/ulysses.pc"
+	{ printf 'prefix=%s\n' "$$WHOLE_PREFIX"; sed -e '/^prefix=/d; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in; } > "$$ROOT/lib/pkgconfig/ulysses.pc"
 
 # A C host makes 10,000 calls forward and backward under valgrind. Its memory must not grow.
 soak-c: lib

@@ -162,13 +162,18 @@ func TestHostLeavesItsFolder(t *testing.T) {
 	}
 }
 
-// `make install` works for folders with spaces, and the flags of its pkg-config file as well.
+// `make install` works for folders with spaces and relative to the sources, and the flags of its
+// pkg-config file work in every folder.
 func TestInstall(t *testing.T) {
 	need.Tool(t, "pkg-config", "run make deps-test")
 	built(t)
 	folder := t.TempDir()
 	prefix, exe := filepath.Join(folder, "our libraries"), filepath.Join(folder, "host")
-	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix)
+	relative, err := filepath.Rel(root(t), prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+relative)
 	flags := output(t, time.Minute, []string{"PKG_CONFIG_PATH=" + filepath.Join(prefix, "lib", "pkgconfig")},
 		"pkg-config", "--cflags", "--libs", "ulysses")
 	// As in a Makefile, the shell reads the flags.
