@@ -115,8 +115,7 @@ extern "C" {
 #define ULYSSES_VERSION 100u
 
 /* Sets *p to zeros and p->struct_size to its size. Call it on every struct before filling it. */
-#define ULYSSES_INIT(p) \
-  (memset((p), 0, sizeof *(p)), (void)((p)->struct_size = (uint32_t)sizeof *(p)))
+#define ULYSSES_INIT(p) (memset((p), 0, sizeof *(p)), (void)((p)->struct_size = sizeof *(p)))
 
 /* Result of a call. The program ulysses-mpi exits with the same numbers. */
 typedef int32_t ulysses_status;

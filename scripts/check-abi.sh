@@ -14,6 +14,11 @@ fail() { echo "check-abi: $*" >&2; exit 1; }
 strict=(-Wall -Wextra -pedantic -Werror -fsyntax-only)
 gcc -std=c11 "${strict[@]}" -Wpadded -x c $header || fail "the header is not valid C11, or a struct has padding"
 g++ -std=c++17 "${strict[@]}" -x c++ $header || fail "the header is not valid C++17"
+# Compilers report warnings in a macro where a host uses it.
+echo '#include "ulysses.h"
+int main(void) { ulysses_sizes s; ULYSSES_INIT(&s); return s.reserved; }' >"$work/init.c"
+gcc -std=c11 "${strict[@]}" -Wconversion -Icapi "$work/init.c" || fail "ULYSSES_INIT has warnings in C"
+g++ -std=c++17 "${strict[@]}" -Wconversion -Wold-style-cast -Icapi -x c++ "$work/init.c" || fail "ULYSSES_INIT has warnings in C++"
 for record in capi/testdata/abi_*.c; do
   gcc -std=c11 "${strict[@]}" -Icapi "$record" || fail "the header changes the ABI recorded in $record"
 done
