@@ -48,6 +48,23 @@ func openTokenizer(name string) (Tokenizer, error) {
 	return t, nil
 }
 
+// TokenizerPath returns the tokenizer.json that data.tokenizer names; "" for "bytes".
+func TokenizerPath(name string) string {
+	if name == "" || name == "bytes" || name == "auto" {
+		return ""
+	}
+	return tokenizer.Path(name)
+}
+
+// ChatTemplate returns the text of the chat template that data.chat_template names; "" for "auto",
+// and for a folder without a template.
+func ChatTemplate(d Config) (string, error) {
+	if d.ChatTemplate == "" || d.ChatTemplate == "auto" {
+		return "", nil
+	}
+	return chat.Default(d.ChatTemplate)
+}
+
 // openChat opens the chat templates that data.chat_template names, or that are beside the
 // tokenizer.
 func openChat(d Config, of Tokenizer) (*chat.Reader, error) {

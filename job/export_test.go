@@ -2,8 +2,10 @@ package job
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -287,5 +289,73 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if code, _, errs = call("export", all, filepath.Join(dir, "another")); code != status.InvalidConfig ||
 		!strings.Contains(errs, "no checkpoint in "+all+" is whole") {
 		t.Errorf("%v: %s", code, errs)
+	}
+}
+
+// A model that has been trained with the tokenizer and the chat template of the job is saved with
+// them, in model/, in checkpoints and in folders of adapters. Files of the tokenizer of model.path
+// are not mixed with them; its generation_config.json stays.
+func TestTokenizerOfTheJob(t *testing.T) {
+	dir, run := newKept(t, "train.steps=1", "checkpoint.every=1", "model.new.vocab_size=400")
+	tokenizer := filepath.Join(dir, "tokenizer")
+	if err := os.CopyFS(tokenizer, os.DirFS("../testdata/goldens/tokenizers/pieces1")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(tokenizer, "special_tokens_map.json"), `{}`)
+	template := filepath.Join(dir, "a.jinja")
+	put(t, template, "{% for m in messages %}{{ m.content }}{% endfor %}")
+	base := filepath.Join(dir, "base")
+	if _, err := run(1, "output.dir="+filepath.Join(dir, "first"), "data.tokenizer=bytes"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(base, os.DirFS(filepath.Join(dir, "first", "model"))); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(base, "vocab.json"), "of another tokenizer")
+	put(t, filepath.Join(base, "generation_config.json"), `{}`)
+
+	own := []string{"data.tokenizer=" + tokenizer, "data.chat_template=" + template}
+	from := append([]string{"model.new={}", "model.path=" + base}, own...)
+	for _, x := range []struct {
+		sets   []string
+		folder string
+		more   []string // files beside the tokenizer
+	}{
+		{own, "model", nil},
+		{from, "model", []string{"generation_config.json"}},
+		{append([]string{"lora.rank=2"}, from...), "adapter", []string{"generation_config.json"}},
+	} {
+		out := filepath.Join(dir, "out")
+		if err := os.RemoveAll(out); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := run(2, x.sets...); err != nil {
+			t.Fatalf("%v: %v", x.sets, err)
+		}
+		folder := filepath.Join(dir, "exported")
+		if err := os.RemoveAll(folder); err != nil {
+			t.Fatal(err)
+		}
+		exports(t, filepath.Join(out, "checkpoints"), folder, "after step 1")
+		alike(t, strings.Join(x.sets, " "), folder, filepath.Join(out, x.folder))
+		got := contents(t, folder)
+		want := contents(t, tokenizer)
+		delete(want, "expected.json") // of the goldens
+		want["chat_template.jinja"] = contents(t, dir)["a.jinja"]
+		for _, name := range x.more {
+			want[name] = contents(t, base)[name]
+		}
+		for name := range got {
+			if strings.HasSuffix(name, ".safetensors") || name == "config.json" || name == "adapter_config.json" {
+				delete(got, name)
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%v: files %v, want %v", x.sets, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		}
+	}
+	if code, _, errs := call("generate", filepath.Join(dir, "first", "model"), "a"); code != status.OK ||
+		strings.Count(errs, "has no tokenizer.json, and a vocabulary of 400: ") != 1 {
+		t.Errorf("generate: %v %s", code, errs)
 	}
 }

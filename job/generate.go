@@ -101,6 +101,10 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	if len(m.Ignored) > 0 && world.Rank() == 0 {
 		o.warn(fmt.Sprintf("generation_config.json: %s: no effect here", strings.Join(m.Ignored, ", ")))
 	}
+	if m.Bytes > 256 && world.Rank() == 0 {
+		o.warn(fmt.Sprintf("%s has no tokenizer.json, and a vocabulary of %d: the prompt and the text are read as "+
+			"bytes; add the tokenizer's files to the folder", o.words[0], m.Bytes))
+	}
 	text, err := m.Text(prompt, g.tokens, g.sampling(m.Sampling), func(text string) error {
 		if world.Rank() > 0 {
 			return nil

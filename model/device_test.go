@@ -249,7 +249,7 @@ func TestMasters(t *testing.T) {
 		plain := newRank(c, cfg, 1, false)
 		must(plain.Init(1))
 		dir := filepath.Join(t.TempDir(), "model")
-		must(r.Save(dir, "", r.whole))
+		must(r.Save(dir, Source{}, r.whole))
 		folder, err := OpenFolder(dir, nil)
 		must(err)
 		defer folder.Close()

@@ -52,7 +52,7 @@ func TestFoldersWithBiases(t *testing.T) {
 		r := newRank(c, configs(t)["biased"], 1, false)
 		defer r.close()
 		dir := filepath.Join(t.TempDir(), "model")
-		must(r.Save(dir, "", func(p Portion) (tensor.Tensor, error) {
+		must(r.Save(dir, Source{}, func(p Portion) (tensor.Tensor, error) {
 			n := r.Groups()[p.Index].Numel()
 			return tensor.OfFloat32(r.values[p.Index], n), nil
 		}))

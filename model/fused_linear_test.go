@@ -50,7 +50,7 @@ func TestFusedLinearAttention(t *testing.T) {
 				}
 			}
 			saved := filepath.Join(t.TempDir(), "saved")
-			must(loaded.Save(saved, "", loaded.whole))
+			must(loaded.Save(saved, Source{}, loaded.whole))
 			f, err := tensor.OpenSafetensors(filepath.Join(saved, weightsFile))
 			must(err)
 			defer f.Close()

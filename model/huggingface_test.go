@@ -104,13 +104,13 @@ func TestSaveAndLoad(t *testing.T) {
 		os.WriteFile(filepath.Join(source, "tokenizer.json"), []byte("{}"), 0o600)
 		onRank(t, cfg, func(r *rank) {
 			for range 2 {
-				if err := r.Save(dir, source, r.whole); err != nil {
+				if err := r.Save(dir, Source{Base: source}, r.whole); err != nil {
 					t.Fatal(err)
 				}
 				os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o600)
 				os.WriteFile(filepath.Join(dir, "model-00002-of-00003.safetensors"), nil, 0o600)
 			}
-			if err := r.Save(dir, source, r.whole); err != nil {
+			if err := r.Save(dir, Source{Base: source}, r.whole); err != nil {
 				t.Fatal(err)
 			}
 			if left, _ := os.ReadDir(dir); len(left) != 4 {
@@ -123,7 +123,7 @@ func TestSaveAndLoad(t *testing.T) {
 				t.Errorf("files next to the folder: %v", left)
 			}
 			link := filepath.Join(t.TempDir(), "link")
-			if err := errors.Join(os.Symlink(dir, link), r.Save(link, source, r.whole)); err != nil {
+			if err := errors.Join(os.Symlink(dir, link), r.Save(link, Source{Base: source}, r.whole)); err != nil {
 				t.Error(err)
 			}
 			if to, err := os.Readlink(link); to != dir {
@@ -166,7 +166,7 @@ func TestPartsAndTypes(t *testing.T) {
 					t.Errorf("%v, want %v rounded", q.Value.Float32s()[7], v)
 				}
 				out := filepath.Join(t.TempDir(), "out")
-				if err := s.Save(out, dir, s.whole); err != nil {
+				if err := s.Save(out, Source{Base: dir}, s.whole); err != nil {
 					t.Fatal(err)
 				}
 				f, err := OpenFolder(out, nil)
@@ -380,7 +380,10 @@ func loadedAsText(t *testing.T, r *rank, dir string) {
 			}
 		}
 	}
-	if err := load(t, dir, nil, func(got *rank) { same(got); must(got.Save(saved, dir, got.whole)) }); err != nil {
+	if err := load(t, dir, nil, func(got *rank) {
+		same(got)
+		must(got.Save(saved, Source{Base: dir}, got.whole))
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := load(t, saved, nil, same); err != nil {
@@ -415,7 +418,7 @@ func TestSaveKeepsOtherFiles(t *testing.T) {
 		if used, err := FilesIn(dir); err != nil || !slices.Equal(used, slices.Sorted(slices.Values(stale))) {
 			t.Errorf("files of a model: %v, %v", used, err)
 		}
-		if err := r.Save(dir, "", r.whole); err != nil {
+		if err := r.Save(dir, Source{}, r.whole); err != nil {
 			t.Fatal(err)
 		}
 		for _, name := range own {
@@ -437,18 +440,18 @@ func TestSaveFaults(t *testing.T) {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "file")
 		os.WriteFile(file, nil, 0o600)
-		if err := r.Save(filepath.Join(file, "model"), "", r.whole); status.Of(err) != status.IO ||
+		if err := r.Save(filepath.Join(file, "model"), Source{}, r.whole); status.Of(err) != status.IO ||
 			!strings.Contains(err.Error(), "choose an output folder") {
 			t.Error(err)
 		}
-		if err := r.Save(file, "", r.whole); status.Of(err) != status.IO ||
+		if err := r.Save(file, Source{}, r.whole); status.Of(err) != status.IO ||
 			!strings.Contains(err.Error(), "is a file") {
 			t.Error(err)
 		}
 		p := r.Groups()[0].Params[0]
 		p.stored = tensor.F16
 		p.Value.Float32s()[3] = 1e6
-		if err := r.Save(filepath.Join(dir, "model"), "", r.whole); err == nil ||
+		if err := r.Save(filepath.Join(dir, "model"), Source{}, r.whole); err == nil ||
 			!strings.Contains(err.Error(), "1e+06 at [0 3] is too large for F16") {
 			t.Error(err)
 		}

@@ -151,7 +151,7 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		if err != nil {
 			return err
 		}
-		return copyFiles(to, base.Dir, companions)
+		return Source{Base: base.Dir}.write(to)
 	}
 	return WriteFolder(dir, rest, tensors)
 }

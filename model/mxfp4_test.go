@@ -115,7 +115,7 @@ func TestMXFP4(t *testing.T) {
 				}
 			}
 		}
-		return r.Save(out, dir, r.whole)
+		return r.Save(out, Source{Base: dir}, r.whole)
 	})
 	saved, err := OpenFolder(out, nil)
 	must(err)

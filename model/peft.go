@@ -191,9 +191,9 @@ func (m *Model) adapterConfig(base string) ([]byte, error) {
 }
 
 // SaveAdapters writes the adapters as a folder that PEFT loads. whole returns the trained
-// parameters of a group as one flat tensor, as for Save. base is the folder of the base model, from
-// which the tokenizer's files are copied. One rank calls SaveAdapters.
-func (m *Model) SaveAdapters(dir, base string, whole func(Portion) (tensor.Tensor, error)) error {
+// parameters of a group as one flat tensor, as for Save. source has the folder of the base model
+// and names the tokenizer's files. One rank calls SaveAdapters.
+func (m *Model) SaveAdapters(dir string, source Source, whole func(Portion) (tensor.Tensor, error)) error {
 	tensors, done, err := m.stored(whole, false)
 	if err != nil {
 		return err
@@ -202,10 +202,11 @@ func (m *Model) SaveAdapters(dir, base string, whole func(Portion) (tensor.Tenso
 	for i := range tensors {
 		tensors[i].Name = adapterPrefix + tensors[i].Name
 	}
-	return writeWeights(dir, adapterFile, func(dir string) error { return m.saveAdapterRest(dir, base) }, tensors)
+	return writeWeights(dir, adapterFile, func(dir string) error { return m.saveAdapterRest(dir, source) }, tensors)
 }
 
-func (m *Model) saveAdapterRest(dir, base string) error {
+func (m *Model) saveAdapterRest(dir string, source Source) error {
+	base := source.Base
 	if abs, err := filepath.Abs(base); err == nil {
 		base = abs
 	}
@@ -220,7 +221,7 @@ func (m *Model) saveAdapterRest(dir, base string) error {
 	if err != nil {
 		return err
 	}
-	return copyFiles(dir, base, companions)
+	return source.write(dir)
 }
 
 // WriteAdapters writes a folder of adapters from the tensors of a checkpoint, whose names are

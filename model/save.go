@@ -10,10 +10,9 @@ import (
 // Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
 // portion as one flat tensor; it is called for each of m.SaveOrder, in order. Save keeps the
 // names and element types of the source (F32 for a model from scratch). Tied tensors are written
-// once. source is a folder from which the tokenizer's files are copied, or "". The folder is
-// written completely or not at all. If dir exists, its model is replaced and its other files stay.
-// One rank calls Save.
-func (m *Model) Save(dir, source string, whole func(Portion) (tensor.Tensor, error)) error {
+// once. source names the tokenizer's files. The folder is written completely or not at all. If dir
+// exists, its model is replaced and its other files stay. One rank calls Save.
+func (m *Model) Save(dir string, source Source, whole func(Portion) (tensor.Tensor, error)) error {
 	tensors, done, err := m.stored(whole, true)
 	if err != nil {
 		return err
@@ -98,9 +97,8 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with
-// adapters their configuration, and the tokenizer's files from the folder source, unless source is
-// "".
-func (m *Model) SaveRest(dir, source string) error {
+// adapters their configuration, and the tokenizer's files.
+func (m *Model) SaveRest(dir string, source Source) error {
 	text, err := m.Config.JSON()
 	if err != nil {
 		return err
@@ -109,13 +107,13 @@ func (m *Model) SaveRest(dir, source string) error {
 		_, err := w.Write(text)
 		return err
 	})
-	if err != nil || source == "" {
+	if err != nil {
 		return err
 	}
 	if m.lora != nil {
 		return m.saveAdapterRest(dir, source)
 	}
-	return copyFiles(dir, source, companions)
+	return source.write(dir)
 }
 
 // Stored returns the element type that Save writes.

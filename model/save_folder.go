@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,11 +18,56 @@ import (
 	"ulysses/tensor"
 )
 
-// companions are the files that Save copies from the source: the tokenizer and what else is needed
-// to generate text.
-var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-	"added_tokens.json",
-	"vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json"}
+// The files that are saved beside the weights: tokenizerFiles are of the tokenizer, companions are
+// all that is needed to generate text.
+var (
+	tokenizerFiles = []string{tokenizerFile, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+		"added_tokens.json", "vocab.json", "merges.txt", templateFile, "chat_template.json"}
+	companions = append([]string{generationFile}, tokenizerFiles...)
+)
+
+const (
+	tokenizerFile  = "tokenizer.json"
+	templateFile   = "chat_template.jinja"
+	generationFile = "generation_config.json"
+)
+
+// Source names the files that are saved beside the weights.
+type Source struct {
+	Base string // the folder of the model that is trained; "" = a new model
+	// The tokenizer.json of the training data, with its other files beside it; "" = that of Base.
+	// Files of two tokenizers are never mixed.
+	Tokenizer string
+	Template  string // the text of the chat template; "" = that of the tokenizer
+}
+
+// write copies the files that exist to dir. The chat template of the job takes precedence over one
+// in tokenizer_config.json.
+func (s Source) write(dir string) error {
+	tokenizer := s.Tokenizer
+	if s.Base != "" {
+		if err := copyFiles(dir, s.Base, []string{generationFile}); err != nil {
+			return err
+		}
+		tokenizer = cmp.Or(tokenizer, filepath.Join(s.Base, tokenizerFile))
+	}
+	if tokenizer != "" {
+		err := copyFile(filepath.Join(dir, tokenizerFile), tokenizer) // it may have another name
+		if err == nil {
+			err = copyFiles(dir, filepath.Dir(tokenizer), tokenizerFiles[1:])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if s.Template == "" {
+		return nil
+	}
+	return tensor.WriteFile(filepath.Join(dir, templateFile), func(w io.Writer) error {
+		_, err := io.WriteString(w, s.Template)
+		return err
+	})
+}
 
 // Stored is a tensor that WriteFolder writes.
 type Stored struct {

@@ -72,6 +72,13 @@ func Open(o Options) (*Reader, error) {
 	return r, nil
 }
 
+// Default returns the text of the template named default in a .jinja file or a folder; "" = none.
+func Default(path string) (string, error) {
+	r := &Reader{Options: Options{Template: path}}
+	found, err := r.find()
+	return found["default"].text, err
+}
+
 // source is the text of a template.
 type source struct{ path, text string }
 

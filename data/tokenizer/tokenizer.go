@@ -70,13 +70,19 @@ type scratch struct {
 	wordBytes int                   // bytes of the words of the text so far
 }
 
+// Path returns the file of a tokenizer: path, or tokenizer.json in the folder path.
+func Path(path string) string {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return filepath.Join(path, "tokenizer.json")
+	}
+	return path
+}
+
 // Open reads a tokenizer.json; path is its path or its folder. The error code is Unsupported for a
 // file that this package cannot process exactly as the `tokenizers` package does, InvalidConfig for
 // an invalid file, and IO for a file that cannot be read.
 func Open(path string) (*Tokenizer, error) {
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		path = filepath.Join(path, "tokenizer.json")
-	}
+	path = Path(path)
 	text, err := input.Read(path, input.MaxTokenizer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, status.Errorf(status.IO,

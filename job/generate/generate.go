@@ -39,6 +39,7 @@ type Model struct {
 	Begin     []int32  // ids before a prompt that does not begin with them
 	Sampling  Sampling // the defaults; greedy if the folder has none
 	Ignored   []string // fields of generation_config.json without effect that would change a text, with their values
+	Bytes     int64    // without a tokenizer.json: the vocabulary, whose ids are taken for bytes
 	ends      []int32  // tokens that end a text
 	limit     int64    // positions of the model, with those that RoPE scaling adds; 0 = no limit
 	model     *model.Model
@@ -122,6 +123,7 @@ func (m *Model) openTokenizer(folder string, vocab int64) error {
 				"generate: %s has no tokenizer.json, and a vocabulary of %d is too small for bytes; add the tokenizer's files to the folder",
 				folder, vocab)
 		}
+		m.Bytes = vocab
 		return nil
 	}
 	t, err := tokenizer.Open(path)
