@@ -157,7 +157,7 @@ func TestBestAndPatience(t *testing.T) {
 		}
 		path := filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", b.Step))
 		for _, words := range []string{fmt.Sprintf("held-out loss %.4f of far.x after step %d: %s", b.B, b.Step, path),
-			"not improved in 3 evaluations (eval.patience)"} {
+			"the held-out loss of far.x has not improved in 3 evaluations (eval.patience)"} {
 			if !strings.Contains(out, words) {
 				t.Errorf("%v: the output does not say %q:\n%s", mesh, words, out)
 			}

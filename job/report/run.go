@@ -137,10 +137,18 @@ func (r *Run) state() string {
 	return "finished " + allSteps(r.Steps)
 }
 
-// WhyEarly says why a run ended early.
+// WhyEarly says why a run ended early. With a threshold, the last evaluation may have the smallest
+// loss so far.
 func WhyEarly(j *file.Job) string {
-	return fmt.Sprintf("the held-out loss has not improved in %s (eval.patience)",
-		units.Count(j.Eval.Patience, "evaluation"))
+	loss, by, keys := "held-out loss", "", "eval.patience"
+	if j.Eval.Metric != "" {
+		loss += " of " + j.Eval.Metric
+	}
+	if j.Eval.Threshold > 0 {
+		by, keys = fmt.Sprintf(" by more than %v", j.Eval.Threshold), "eval.patience, eval.threshold"
+	}
+	return fmt.Sprintf("the %s has not improved%s in %s (%s)", loss, by,
+		units.Count(j.Eval.Patience, "evaluation"), keys)
 }
 
 // allSteps describes the number of steps of a finished run.
