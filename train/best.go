@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"strings"
 
 	"ulysses/checkpoint"
 	"ulysses/comm"
@@ -156,9 +157,13 @@ func (c *Checkpoints) ContinueBest(world comm.Comm, from *Resumed, k *Track, her
 
 func (c *Checkpoints) continueBest(was *checkpoint.Best, k *Track) (*checkpoint.Best, string, error) {
 	if was.Of != k.Of {
+		of := "" // of the metric; what follows is a digest of the data
+		if i := strings.LastIndex(was.Of, ", "); i >= 0 {
+			of = " (" + was.Of[:i] + ")"
+		}
 		return nil, fmt.Sprintf(
-			"the evaluation sets or eval.metric are not the ones of the checkpoint, so losses are not compared: the best was %.4f after step %d (%s), and the comparison begins anew",
-			was.Loss, was.Step, was.Of), nil
+			"the evaluation data, the length of their sequences or eval.metric have changed since the checkpoint, so losses are not compared: the best was %.4f after step %d%s, and the comparison begins anew",
+			was.Loss, was.Step, of), nil
 	}
 	if !c.Best || was.Step == 0 {
 		return was, "", nil
