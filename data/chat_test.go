@@ -369,3 +369,17 @@ func TestChatFaults(t *testing.T) {
 		}
 	}
 }
+
+// A prompt and its completion have no template: the fault says how to write them if the one token
+// of the completion begins in the prompt.
+func TestCompletionInAToken(t *testing.T) {
+	dir := t.TempDir()
+	d := config(40, file(t, dir, "a.jsonl", `{"prompt": "Say: ", "completion": "the"}`+"\n"))
+	d.Tokenizer = "../testdata/goldens/tokenizers/qwen2"
+	_, err := Open(d, EvalConfig{}, Options{Vocab: 1 << 20})
+	if want := "a.jsonl:1: no token is trained: each token with a trained byte has other bytes as well; " +
+		"begin the completion with the white space that ends the prompt"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("%v", err)
+	}
+}

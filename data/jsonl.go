@@ -186,8 +186,11 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 		p.labels = append(p.labels, id)
 	}
 	if !trained && len(p.ids) > at {
-		return fmt.Errorf(
-			"no token is trained: each token with a trained byte has other bytes as well; use another template or tokenizer")
+		fix := "use another template or tokenizer"
+		if doc.Marked { // a prompt and its completion, without a template
+			fix = "begin the completion with the white space that ends the prompt"
+		}
+		return fmt.Errorf("no token is trained: each token with a trained byte has other bytes as well; %s", fix)
 	}
 	if doc.Marked && len(p.ids) > at {
 		n := len(p.ids)
