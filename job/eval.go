@@ -70,7 +70,8 @@ func (o *Options) evaluationOf(folder string) ([]string, error) {
 			"lora.alpha="+file.TOML(l.Alpha), fmt.Sprint("lora.rslora=", l.RSLoRA),
 			"lora.targets="+file.TOML(l.Targets))
 	case has("config.json"):
-		sets = append(sets, "checkpoint.resume=auto", "model.new={}", "model.path="+path)
+		// A whole model, such as the base model, or the one with which adapters have been merged.
+		sets = append(sets, "checkpoint.resume=auto", "model.new={}", "model.path="+path, "lora={}")
 	case !has("."):
 		return nil, status.Errorf(status.InvalidConfig, "%s: %s: no such folder; name a checkpoint or a model folder",
 			o.verb, folder)

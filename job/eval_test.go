@@ -108,6 +108,17 @@ func TestEvalCheckpoint(t *testing.T) {
 		if got := evaluatedWith(t, dir, filepath.Join(dir, "out", "adapter"), 1, other...); *got.Loss != *want.Loss {
 			t.Errorf("checkpoint %v, adapters with a job without [lora] %v", *want.Loss, *got.Loss)
 		}
+		// whole models with a job that has [lora]: the merged one, and the base model
+		merged := filepath.Join(dir, "merged")
+		if code, _, errs := call("export", "--merge", filepath.Join(dir, "out", "adapter"), merged); code != status.OK {
+			t.Fatal(errs)
+		}
+		if got := evaluatedWith(t, dir, merged, 1, more...); !(math.Abs(*want.Loss-*got.Loss) < 1e-5) {
+			t.Errorf("checkpoint %v, merged %v", *want.Loss, *got.Loss)
+		}
+		if got := evaluatedWith(t, dir, filepath.Join(dir, "base"), 1, more...); !(*got.Loss > *want.Loss+1e-5) {
+			t.Errorf("checkpoint %v, base model %v", *want.Loss, *got.Loss)
+		}
 	})
 }
 

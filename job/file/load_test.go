@@ -505,6 +505,22 @@ func TestSetOverrides(t *testing.T) {
 	}
 }
 
+// An empty table in a --set gives the keys of the table their defaults. Later ones may set them.
+func TestSetEmptyTable(t *testing.T) {
+	src := base + "[lora]\nrank = 4\nalpha = 8\ninit = \"a\"\ntargets = [\"q_proj\"]\n"
+	j, err := parse(src, "lora={}", "lora.dropout=0", "attention={}")
+	if err != nil || !reflect.DeepEqual(j.LoRA, defaults.LoRA) || j.IsSet("lora.rank") {
+		t.Errorf("%+v %v", j, err)
+	}
+	if j, err = parse(src, "model={}", "model.path=m", "optimizer.lr=1e-4", "lora={}", "lora.rank=2"); err != nil ||
+		j.LoRA.Rank != 2 || j.LoRA.Alpha != 0 {
+		t.Errorf("%+v %v", j, err)
+	}
+	if _, err = parse(src, "lorra={}"); err == nil {
+		t.Error("a table that does not exist is accepted")
+	}
+}
+
 func TestResolve(t *testing.T) {
 	for _, c := range []struct {
 		world int

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"maps"
 	"reflect"
 	"strings"
 
@@ -33,10 +34,28 @@ func (l *loader) set(number int, arg string) {
 			return
 		}
 	}
+	if t, ok := value.(map[string]any); ok && len(t) == 0 && l.reset(path.String()) {
+		return
+	}
 	for i := len(path) - 1; i >= 0; i-- {
 		value = map[string]any{path[i]: value}
 	}
 	l.table(nil, value.(map[string]any), at)
+}
+
+// reset gives all keys of a table their defaults, as if the file did not have the table. It reports
+// whether there is such a table.
+func (l *loader) reset(table string) (found bool) {
+	fresh := Default()
+	job, from := reflect.ValueOf(l.job).Elem(), reflect.ValueOf(&fresh).Elem()
+	for i := range schema {
+		if f := &schema[i]; strings.HasPrefix(f.key, table+".") {
+			job.FieldByIndex(f.index).Set(from.FieldByIndex(f.index))
+			found = true
+		}
+	}
+	maps.DeleteFunc(l.job.at, func(key string, _ origin) bool { return strings.HasPrefix(key, table+".") })
+	return found
 }
 
 // setValue returns the text as a TOML value; the text itself if it is not TOML.
