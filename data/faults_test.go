@@ -70,6 +70,9 @@ func TestDataFaults(t *testing.T) {
 			[]string{"list.jsonl:1: the line is not a JSON object"}},
 		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig,
 			[]string{`field.jsonl:1: there is no field "text" among "body", "id"; set data.text_field`}},
+		{dir + "/data\train.txt", 256, status.IO, []string{`data\train.txt": no such file; write / between folders`}},
+		{dir + `/data\*.txt`, 256, status.IO, []string{`data*.txt: no such file; in the pattern `,
+			`data\*.txt, a \ makes the next character a plain one`}},
 		{file(t, dir, "alpaca.jsonl", "{\"instruction\":\"x\",\"output\":\"y\"}\n"), 256, status.InvalidConfig,
 			[]string{
 				`alpaca.jsonl:1: there is no field "text" among "instruction", "output"; set data.text_field, or write each line with prompt and completion, or with messages (docs/data.md)`}},

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"unicode"
 
 	"ulysses/comm"
 	"ulysses/data/chat"
@@ -130,6 +131,7 @@ const wildcards = `*?[`
 func glob(key string, patterns []string) ([]string, error) {
 	var paths []string
 	for _, p := range patterns {
+		written := p
 		info, err := os.Stat(p)
 		name, plain := literal(p)
 		if plain = plain && err != nil; plain {
@@ -149,6 +151,11 @@ func glob(key string, patterns []string) ([]string, error) {
 				return nil, status.Errorf(status.IO, "%s: no file matches %q", key, p)
 			}
 			sort.Strings(found)
+		case os.IsNotExist(err) && strings.ContainsFunc(p, unicode.IsControl): // as of "data\train.txt"
+			return nil, status.Errorf(status.IO, "%s: %q: no such file; write / between folders", key, p)
+		case os.IsNotExist(err) && plain:
+			return nil, status.Errorf(status.IO,
+				"%s: %s: no such file; in the pattern %s, a \\ makes the next character a plain one", key, p, written)
 		case os.IsNotExist(err):
 			return nil, status.Errorf(status.IO, "%s: %s: no such file", key, p)
 		case err != nil:

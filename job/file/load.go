@@ -170,6 +170,9 @@ func syntaxText(pe toml.ParseError, header bool) string {
 			text += fmt.Sprintf("; write text in quotes: %q", m[1])
 		}
 	}
+	if strings.HasPrefix(text, "invalid escape in string") {
+		text += `; write / between folders, or \\ for a \`
+	}
 	if m := twice.FindStringSubmatch(text); m != nil && header {
 		return fmt.Sprintf("[%s] stands twice in the file; write its keys below the first one", m[1])
 	} else if m != nil {

@@ -3,6 +3,7 @@ package file
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -657,5 +658,27 @@ func TestChosenMesh(t *testing.T) {
 	}
 	if s := (Mesh{Ulysses: 4, Ring: 2, Replicas: 3}).String(); s != "ulysses 4 x ring 2 x data 3" {
 		t.Error(s)
+	}
+}
+
+// Paths of Windows are faults with a fix. A file whose name has a backslash can be named.
+func TestPathsOfWindows(t *testing.T) {
+	for src, want := range map[string]string{
+		"[data]\npath = \"a\\\\train.txt\"\n":  `data.path = "a\\train.txt": a \ does not separate folders here; write /`,
+		"[data]\npath = \"C:\\data\\a.txt\"\n": `invalid escape in string '\d'; write / between folders, or \\ for a \`,
+	} {
+		if _, err := parse(src); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", src, err, want)
+		}
+	}
+	dir := t.TempDir()
+	name := filepath.Join(dir, `a\b.txt`)
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{name, `a\[b.txt`} {
+		if _, err := parse(base, "data.path="+path); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 }

@@ -90,11 +90,17 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	// variables are plain names.
 	expanded, _ = expand(value, escaped(getenv))
 	pattern := filepath.Join(globEscape.Replace(dir), expanded)
-	if _, err := os.Lstat(path); pattern == path || err == nil {
+	if _, err := os.Lstat(path); err == nil {
 		return path
+	}
+	if separated.MatchString(value) {
+		l.fault(o, key, `%s = %s: a \ does not separate folders here; write /`, key, show(value))
 	}
 	return pattern
 }
+
+// separated finds paths of Windows in a pattern: a \ that escapes no special character.
+var separated = regexp.MustCompile(`\\([^*?\[\\]|$)`)
 
 // globEscape escapes a text so that it matches only itself in a pattern.
 var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
