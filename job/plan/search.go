@@ -306,7 +306,7 @@ func longest(fits func(tokens int64) (bool, error)) (int64, error) {
 
 // printCandidates prints the table. With experts, it has a column for their division.
 func printCandidates(out io.Writer, all []candidate, m *Machine, experts bool) error {
-	fmt.Fprintf(out, "%d a node: %s\n\n", m.Rates.PerNode, m.text)
+	fmt.Fprintf(out, "%s, %d a node: %s\n\n", units.Count(int64(all[0].ranks), "rank"), m.Rates.PerNode, m.text)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	head := ""
 	if experts {

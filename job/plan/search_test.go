@@ -59,6 +59,9 @@ zero = 1
 			t.Fatal(err)
 		}
 		text := out.String()
+		if !strings.HasPrefix(text, "8 ranks, 1 a node: ") {
+			t.Errorf("the header is %.40q", text)
+		}
 		left, of := 0, 0
 		if at := strings.LastIndex(strings.TrimSpace(text), "\n"); c.left {
 			if _, err := fmt.Sscanf(text[at+1:], "%d of %d meshes are left out", &left, &of); err != nil {
