@@ -20,6 +20,7 @@ type chart struct {
 type curve struct {
 	Name  string     `json:"name"`
 	Style string     `json:"style"`
+	Set   int        `json:"set,omitempty"` // number of the set of eval.set, from 1, which has a colour of its own
 	X     []float64  `json:"x"`
 	Y     []*float64 `json:"y"` // null = NaN or Inf
 }
@@ -135,8 +136,10 @@ func (h *history) charts() []chart {
 	}
 	if len(h.eval.X) > 0 {
 		losses = append(losses, newCurve("held out", "dots", h.eval))
-		for _, name := range h.Sets {
-			losses = append(losses, newCurve("held out: "+name, "dots", *h.ofSet[name]))
+		for i, name := range h.Sets {
+			c := newCurve("held out: "+name, "dots", *h.ofSet[name])
+			c.Set = i + 1
+			losses = append(losses, c)
 		}
 	}
 	norm := newChart("Gradient norm", "norm before clipping", "", newCurve("gradient norm", "line", h.gradNorm))

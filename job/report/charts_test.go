@@ -134,3 +134,25 @@ func TestHistory(t *testing.T) {
 		t.Error("logarithmic axes")
 	}
 }
+
+// The loss of each evaluation set has a colour of its own, beside the loss of all sets.
+func TestSetsHaveColours(t *testing.T) {
+	line := `{"step":1,"loss":1,"grad_norm":1,"lr":0.1,"tokens_per_second":5,"model_tflops":1}
+{"step":1,"eval_loss":2,"eval_tokens":7,"eval_a_loss":3,"eval_a_tokens":3,"eval_b_loss":4,"eval_b_tokens":4}
+`
+	path := filepath.Join(t.TempDir(), "metrics.jsonl")
+	if err := os.WriteFile(path, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h, err := readHistory(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range h.charts()[0].Series {
+		got = append(got, fmt.Sprint(c.Name, " ", c.Set))
+	}
+	if want := []string{"each step 0", "held out 0", "held out: a 1", "held out: b 2"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -47,6 +47,9 @@
   const plots = [];
   const sync = uPlot.sync("steps");
   const styles = { line: { colour: "--train", alpha: 1, width: 1.8 }, faint: { colour: "--train", alpha: .4, width: 1 }, dots: { colour: "--held", alpha: 1, width: 1.4 } };
+  // Curves of eval.set. They differ from the colours of the styles in both themes, and repeat after the last one.
+  const sets = ["--c3", "--c4", "--c1", "--c13", "--c14", "--c8", "--c6", "--c15"];
+  const colour = s => s.set ? sets[(s.set - 1) % sets.length] : styles[s.style].colour;
   for (const c of charts) {
     const card = container.appendChild(document.createElement("div"));
     card.className = "chart";
@@ -54,7 +57,9 @@
     head.append(c.title);
     if (c.series.length > 1) c.series.forEach(s => {
       const name = head.appendChild(document.createElement("small"));
-      name.appendChild(document.createElement("u")).className = s.style;
+      const mark = name.appendChild(document.createElement("u"));
+      mark.className = s.style;
+      mark.style.background = "var(" + colour(s) + ")";
       name.append(s.name);
       head.append(" ");
     });
@@ -71,8 +76,8 @@
         values: (u, all, i, space, step) => ticks(all, step) }, axis),
         Object.assign({ label: c.axis, size: 58, values: (u, all, i, space, step) => c.log ? logTicks(all) : ticks(all.map(v => v == null ? v : v / c.scale), step / c.scale) }, axis)],
       series: [{}].concat(c.series.map(s => ({
-        label: s.name, width: styles[s.style].width, alpha: styles[s.style].alpha, stroke: () => css(styles[s.style].colour),
-        points: { show: s.style === "dots" || s.x.length < 40 || single ? true : undefined, size: s.style === "dots" ? 8 : 5, fill: () => css(styles[s.style].colour) },
+        label: s.name, width: styles[s.style].width, alpha: styles[s.style].alpha, stroke: () => css(colour(s)),
+        points: { show: s.style === "dots" || s.x.length < 40 || single ? true : undefined, size: s.style === "dots" ? 8 : 5, fill: () => css(colour(s)) },
         dash: s.style === "dots" ? [4, 4] : undefined, spanGaps: s.style === "dots",
       }))),
       hooks: { setCursor: [u => {
