@@ -10,6 +10,7 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 
 	"ulysses/internal/units"
 	"ulysses/job/file"
@@ -114,9 +115,24 @@ func forReaders(line map[string]any) error {
 	return nil
 }
 
-// isTerminal reports whether w is a terminal. Under mpirun and srun a rank's standard error is a
-// pipe, even if the launcher writes to a terminal.
+// isTerminal reports whether w is a terminal that understands colours. Under mpirun and srun a
+// rank's standard error is a pipe, even if the launcher writes to a terminal. TERM=dumb says that a
+// terminal shows escape sequences as text, as that of an editor does.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	return ok && isatty.IsTerminal(f.Fd())
+	return ok && os.Getenv("TERM") != "dumb" && isatty.IsTerminal(f.Fd())
+}
+
+// barWidth is the width of a progress bar with its numbers. In a narrower terminal, each update
+// would begin a new line.
+const barWidth = 60
+
+// hasBar reports whether w is a terminal with room for a progress bar. A terminal that does not
+// tell its width has 0 columns.
+func hasBar(w io.Writer) bool {
+	if !isTerminal(w) {
+		return false
+	}
+	size, err := unix.IoctlGetWinsize(int(w.(*os.File).Fd()), unix.TIOCGWINSZ)
+	return err != nil || size.Col == 0 || size.Col >= barWidth
 }

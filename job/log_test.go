@@ -156,6 +156,7 @@ func TestBar(t *testing.T) {
 		}
 	}
 	dir, _ := newKept(t)
+	t.Setenv("TERM", "xterm")
 	for args, want := range map[string]bool{"": true, "-q": false, "--log json": false} {
 		master, terminal := openTerminal(t)
 		if !isTerminal(terminal) {
@@ -175,6 +176,26 @@ func TestBar(t *testing.T) {
 				t.Errorf("%q: the bar is left before %q", args, line)
 			}
 		}
+	}
+}
+
+// A narrow terminal has no bar, which would begin a line at each update. A terminal that TERM calls
+// dumb has no colours either.
+func TestNarrowAndDumbTerminals(t *testing.T) {
+	_, terminal := openTerminal(t)
+	defer terminal.Close()
+	t.Setenv("TERM", "xterm")
+	for columns, want := range map[uint16]bool{0: true, barWidth - 1: false, barWidth: true} {
+		if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: columns}); err != nil {
+			t.Fatal(err)
+		}
+		if hasBar(terminal) != want {
+			t.Errorf("%d columns: a bar is %v", columns, !want)
+		}
+	}
+	t.Setenv("TERM", "dumb")
+	if isTerminal(terminal) || hasBar(terminal) {
+		t.Error("a dumb terminal has colours or a bar")
 	}
 }
 

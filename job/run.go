@@ -188,7 +188,7 @@ func (e *Env) printTo(o *Options) *printer {
 		return p
 	}
 	if p.to = o.Stdout; !o.Quiet {
-		e.Stdout, e.bar = p, isTerminal(o.Stderr) && o.log != "json"
+		e.Stdout, e.bar = p, hasBar(o.Stderr) && o.log != "json"
 	}
 	if o.Verbose {
 		e.Details = p
