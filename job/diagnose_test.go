@@ -56,7 +56,7 @@ func TestDiagnoseVerb(t *testing.T) {
 		t.Errorf("%+v %v", d, err)
 	}
 	if code, _, stderr := call("diagnose", t.TempDir()); code != status.IO ||
-		!strings.Contains(stderr, "has no records of the flight recorder") {
+		!strings.Contains(stderr, "which a run that ends without a fault removes; name the output.dir of a run") {
 		t.Errorf("exit %v: %s", code, stderr)
 	}
 }

@@ -123,7 +123,7 @@ func ReadFolder(dir string) ([]*Rank, error) {
 	paths := input.Match(dir, "rank-*.flight")
 	if len(paths) == 0 {
 		return nil, status.Errorf(status.IO,
-			"%s has no records of the flight recorder (rank-NNNNN.flight); name the folder flight of an output.dir",
+			"%s has no records of the flight recorder (rank-NNNNN.flight), which a run that ends without a fault removes; name the output.dir of a run that hangs or has failed",
 			dir)
 	}
 	var ranks []*Rank
