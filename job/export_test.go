@@ -338,6 +338,16 @@ func TestTokenizerOfTheJob(t *testing.T) {
 		}
 		exports(t, filepath.Join(out, "checkpoints"), folder, "after step 1")
 		alike(t, strings.Join(x.sets, " "), folder, filepath.Join(out, x.folder))
+		if x.folder == "adapter" { // the merged model of the checkpoint and of the folder
+			merged := filepath.Join(t.TempDir(), "merged")
+			for from, to := range map[string]string{"checkpoints": merged + "1", "adapter": merged + "2"} {
+				if code, _, errs := call("export", "--merge", filepath.Join(out, from), to); code != status.OK {
+					t.Fatal(errs)
+				}
+				os.Remove(filepath.Join(to, "model.safetensors")) // the order of tensors may differ
+			}
+			alike(t, "merged", merged+"2", merged+"1")
+		}
 		got := contents(t, folder)
 		want := contents(t, tokenizer)
 		delete(want, "expected.json") // of the goldens

@@ -3,6 +3,7 @@ package model
 import (
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -151,9 +152,22 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		if err != nil {
 			return err
 		}
-		return Source{Base: base.Dir}.write(to)
+		if err := (Source{Base: base.Dir, Tokenizer: f.tokenizer()}).write(to); err != nil {
+			return err
+		}
+		return copyFile(filepath.Join(to, templateFile), filepath.Join(f.Dir, templateFile))
 	}
 	return WriteFolder(dir, rest, tensors)
+}
+
+// tokenizer returns the tokenizer.json with which the adapters have been trained; "" if their
+// folder has none.
+func (f *AdapterFolder) tokenizer() string {
+	path := filepath.Join(f.Dir, tokenizerFile)
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
 }
 
 // ReadAdapterConfig reads the settings of adapters in a folder. Targets is empty if a regular
