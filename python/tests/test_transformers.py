@@ -248,6 +248,33 @@ class Calls(unittest.TestCase):
             again = model(input_ids=ids, position_ids=positions).logits
             self.assertTrue(torch.equal(again, right))
 
+    def test_documents_in_other_mixers(self):
+        """State space layers pass their state from document to document, also on one rank."""
+        model = transformers.JambaForCausalLM(
+            transformers.JambaConfig(
+                **TINY,
+                num_experts=2,
+                num_experts_per_tok=1,
+                attn_layer_period=2,
+                attn_layer_offset=1,
+                mamba_d_state=4,
+                mamba_dt_rank=4,
+                use_mamba_kernels=False,
+                pad_token_id=None,
+            )
+        ).eval()
+        ids, one = torch.arange(12).reshape(1, 12), torch.arange(12)[None]
+        want = model(input_ids=ids, use_cache=False).logits
+        with ulysses.Context() as ctx, torch.no_grad():
+            mine = register(ctx, model)
+            found = mine(input_ids=ids, position_ids=one, use_cache=False).logits
+            self.assertLess(error(found, want.detach()), TOLERANCE)
+            mask = torch.ones(1, 12, dtype=torch.long)
+            mask[0, :3] = 0
+            for wrong in (dict(position_ids=one % 7), dict(attention_mask=mask)):
+                with self.assertRaisesRegex(ulysses.Unsupported, "mamba is .*would mix documents"):
+                    mine(input_ids=ids, use_cache=False, **wrong)
+
     def test_wrong_on_one_rank(self):
         """A call that is wrong on one rank raises on every rank."""
         model, ids = build("llama"), torch.arange(12).reshape(1, 12)

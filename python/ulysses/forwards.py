@@ -258,6 +258,8 @@ def begin(
                 }
             )
             sequences = Sequences(batch, rows, None, tuple(cu))
+    if ctx.size == 1 and sequences.cu_seqlens is not None:
+        mixers.check_documents(model)
     if (
         cache is None
         and not given.get("use_cache")

@@ -46,8 +46,8 @@ _DELTA_NET_ATTRIBUTES = (
     "head_v_dim",
     "activation",
 )
-# For each model, the reason why it cannot run on several ranks, or "", and the name of its first
-# gated delta rule layer, or "".
+# For each model, the reason why it cannot run on several ranks, or "", the reason why it cannot
+# keep documents apart, or "", and the name of its first gated delta rule layer, or "".
 _found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -62,8 +62,13 @@ def prepare(model: Any, ranks: int, zigzag: bool = False) -> None:
         nets = [(name, type(m)) for name, m in model.named_modules() if _is_delta_net(m)]
         for _, cls in nets:
             _replace(cls)
-        _found[model] = next(_obstacles(model), ""), nets[0][0] if nets else ""
-    reason, net = _found[model]
+        obstacles = list(_obstacles(model))
+        _found[model] = (
+            next((reason for reason, _ in obstacles), ""),
+            next((reason for reason, mixes in obstacles if mixes), ""),
+            nets[0][0] if nets else "",
+        )
+    reason, _, net = _found[model]
     if zigzag and net:
         raise Unsupported(
             f"ulysses: {type(model).__name__}: {net} passes states from token to token, so it "
@@ -73,6 +78,17 @@ def prepare(model: Any, ranks: int, zigzag: bool = False) -> None:
         raise Unsupported(
             f"ulysses: {type(model).__name__} on {ranks} ranks: {reason}, so it would compute on "
             "the tokens of its rank only; run the model on one rank"
+        )
+
+
+def check_documents(model: Any) -> None:
+    """Raises Unsupported for a prepared model with a layer that would mix documents, or padding
+    with tokens, on one rank. Not collective."""
+    if _found[model][1]:
+        raise Unsupported(
+            f"ulysses: {type(model).__name__}: {_found[model][1]}, so it would mix documents, and "
+            "padding with tokens; pass one document in each sequence, without attention_mask, or "
+            "load the model with attn_implementation='sdpa'"
         )
 
 
@@ -90,14 +106,15 @@ def _is_delta_net(m: Any) -> bool:
     )
 
 
-def _obstacles(model: Any) -> Iterator[str]:
-    """Returns the reasons why a model cannot run on several ranks."""
+def _obstacles(model: Any) -> Iterator[tuple[str, bool]]:
+    """Returns the reasons why a model cannot run on several ranks, and whether this is a layer that
+    mixes tokens of text."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        yield "its forward takes no position_ids"
+        yield "its forward takes no position_ids", False
     config = model.config.get_text_config()
     for i, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _LAYER_TYPES:
-            yield f"layer {i} is of type {kind!r}"
+            yield f"layer {i} is of type {kind!r}", True
     import torch
 
     convolutions = (
@@ -115,8 +132,9 @@ def _obstacles(model: Any) -> Iterator[str]:
         if _is_delta_net(m):
             replaced.append(name)
         elif isinstance(m, convolutions):
-            hint = " (for text, load the text model: AutoModelForCausalLM)" if "vis" in name else ""
-            yield f"{name} is a {type(m).__name__} of {_owner(model, name)}{hint}"
+            image = "vis" in name
+            hint = " (for text, load the text model: AutoModelForCausalLM)" if image else ""
+            yield f"{name} is a {type(m).__name__} of {_owner(model, name)}{hint}", not image
         elif (
             _mixes(m)
             and not any(_mixes(child) for child in m.modules() if child is not m)
@@ -124,7 +142,8 @@ def _obstacles(model: Any) -> Iterator[str]:
         ):
             yield (
                 f"{name} is a {type(m).__name__}, which mixes tokens without the attention "
-                "interface"
+                "interface",
+                "vis" not in name and not isinstance(m, torch.nn.Embedding),
             )
 
 
