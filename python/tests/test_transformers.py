@@ -248,6 +248,13 @@ class Calls(unittest.TestCase):
             again = model(input_ids=ids, position_ids=positions).logits
             self.assertTrue(torch.equal(again, right))
 
+    def test_contiguous(self):
+        """Some models view the output with other axes, as transformers' functions allow."""
+        q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+        with ulysses.Context() as ctx:
+            out, _ = ulysses.transformers_attention(torch.nn.Module(), q, k, k, context=ctx)
+        self.assertEqual(out.view(2, 5, 32).shape, (2, 5, 32))
+
     def test_documents_in_other_mixers(self):
         """State space layers pass their state from document to document, also on one rank."""
         model = transformers.JambaForCausalLM(

@@ -489,4 +489,5 @@ def transformers_attention(
         # On one rank: a key-value cache, whose last key belongs to the last query, or the layers of
         # an image encoder.
         options.update(seq=rows, kv_seq=None if keys == rows else keys)
-    return attention(query, key, value, **options).transpose(1, 2), None
+    # As of transformers' own functions, some models view the output with other axes.
+    return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
