@@ -86,14 +86,15 @@ func (s *session) conclude(err error) error {
 	}
 	if s.trainer.Stopped() {
 		s.signals.Saved()
+		why, err := s.stopReason()
+		if err != nil {
+			return err
+		}
+		s.why = why
 		// The checkpoint is complete, so an error of writing the report is only logged.
 		if err := s.report().Write(); status.Of(err) == status.IO {
 			s.logLost(err)
 		} else if err != nil {
-			return err
-		}
-		why, err := s.stopReason()
-		if err != nil {
 			return err
 		}
 		return status.Errorf(status.Preempted, "stopped after step %d of %d%s with a checkpoint in %s; resume with: %s",

@@ -27,6 +27,7 @@ type session struct {
 	from     string               // checkpoint from which the run resumes; "" = none
 	waited   float64              // report.WaitedForCore before the first step
 	failed   error                // the error that ended the steps early on all ranks
+	why      string               // stopReason, once the run has stopped
 
 	// set before the first step
 	metrics  *train.Metrics // nil on ranks above 0
@@ -272,6 +273,7 @@ func (s *session) report() *report.Run {
 	if s.progress != nil {
 		r.Totals = s.progress.totals
 	}
+	r.Why = s.why
 	if s.failed != nil {
 		r.Failed = withoutRanks(s.failed)
 	}

@@ -53,6 +53,10 @@ func TestStoppedRunNamesWhatIsThere(t *testing.T) {
 			!strings.Contains(out.String(), "report") {
 			t.Errorf("%v\n%s", err, out.String())
 		}
+		page, err := os.ReadFile(filepath.Join(dir, "out", "report.html"))
+		if err != nil || !strings.Contains(string(page), "of 1000 (SIGUSR1), with a checkpoint") {
+			t.Errorf("the report does not name the reason (%v)", err)
+		}
 	}
 }
 

@@ -36,6 +36,7 @@ type Run struct {
 	Began   time.Time // start of the process
 	Waited  float64   // WaitedForCore before the first step
 	Failed  string    // the error that ended the steps early on all ranks; "" = none
+	Why     string    // why the run has stopped early, in parentheses after a space; "" = unknown
 	Threads bool      // the ranks are goroutines of one process
 	Beside  bool      // an evaluation whose output.dir also has a training run
 
@@ -128,7 +129,7 @@ func (r *Run) state() string {
 	case r.Failed != "":
 		return fmt.Sprintf("failed after step %d of %d", done, r.Steps)
 	case r.Trainer.Stopped():
-		return fmt.Sprintf("stopped early after step %d of %d, with a checkpoint", done, r.Steps)
+		return fmt.Sprintf("stopped early after step %d of %d%s, with a checkpoint", done, r.Steps, r.Why)
 	case r.Trainer.EndedEarly():
 		return fmt.Sprintf("ended early after step %d of %d, because %s", done, r.Steps, WhyEarly(r.job()))
 	case resumed > 0:
