@@ -190,18 +190,27 @@ func (t *tokenTable) items(other *tokenTable) []tensor.Item {
 		if x.of == nil {
 			continue
 		}
-		losses, logits := make([]float32, n), []float32{}
+		losses := make([]float32, n)
 		for i := range x.of.tokens {
 			losses[i] = x.of.tokens[i].Loss
-			logits = append(logits, x.of.tokens[i].Logits...)
 		}
 		items = append(items, tensor.Item{Name: "token loss" + x.suffix, Tensor: tensor.OfFloat32(losses, n)})
-		if len(logits) > 0 {
-			items = append(items,
-				tensor.Item{Name: "logits" + x.suffix, Tensor: tensor.OfFloat32(logits, n, x.of.vocab)})
+		if n > 0 && len(x.of.tokens[0].Logits) > 0 {
+			items = append(items, tensor.Item{Name: "logits" + x.suffix,
+				Tensor: tensor.Of(nil, tensor.F32, n, x.of.vocab), Write: x.of.writeLogits})
 		}
 	}
 	return items
+}
+
+// writeLogits writes the logits of all tokens.
+func (t *tokenTable) writeLogits(w io.Writer) error {
+	for i := range t.tokens {
+		if _, err := w.Write(tensor.OfFloat32(t.tokens[i].Logits, t.vocab).RawBytes()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // tokenDifferences compares the losses of two folders.

@@ -83,22 +83,52 @@ func tokenTensors(c comm.Comm, own []train.TokenResult, vocabulary int64) ([]nam
 	}, nil
 }
 
-// gatherTokens returns the results of all ranks on every rank. Collective.
+// tokensOfRank are the results of a rank without their logits, which are gathered as they are: a
+// text of them would be more than twice as large.
+type tokensOfRank struct {
+	Tokens     []train.TokenResult
+	Vocabulary int64 // logits of a token; 0 = there are none
+}
+
+// gatherTokens returns the results of all ranks on every rank. It takes the logits out of own.
+// Collective.
 func gatherTokens(c comm.Comm, own []train.TokenResult) (all []train.TokenResult, err error) {
-	var mine bytes.Buffer
-	if err := gob.NewEncoder(&mine).Encode(own); err != nil {
+	mine := tokensOfRank{Tokens: slices.Clone(own)}
+	if len(own) > 0 {
+		mine.Vocabulary = int64(len(own[0].Logits))
+	}
+	logits := make([]float32, 0, int64(len(own))*mine.Vocabulary)
+	for i := range own {
+		logits = append(logits, own[i].Logits...)
+		own[i].Logits, mine.Tokens[i].Logits = nil, nil
+	}
+	var text bytes.Buffer
+	if err := gob.NewEncoder(&text).Encode(mine); err != nil {
 		return nil, status.Errorf(status.Internal, "results of tokens: %w", err)
 	}
-	ranks, err := comm.GatherBytes(c, mine.Bytes())
+	ranks, err := comm.GatherBytes(c, text.Bytes())
 	if err != nil {
 		return nil, err
 	}
+	vocabulary, rows := int64(0), make([]int64, len(ranks))
 	for rank, text := range ranks {
-		var some []train.TokenResult
-		if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&some); err != nil {
+		var x tokensOfRank
+		if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&x); err != nil {
 			return nil, status.Errorf(status.Internal, "results of tokens of rank %d: %w", rank, err)
 		}
-		all = append(all, some...)
+		all, rows[rank], vocabulary = append(all, x.Tokens...), int64(len(x.Tokens)), max(vocabulary, x.Vocabulary)
 	}
-	return all, nil
+	if vocabulary == 0 {
+		return all, nil
+	}
+	for rank := range rows {
+		rows[rank] *= vocabulary
+	}
+	whole := make([]float32, int64(len(all))*vocabulary)
+	err = c.AllGather(nil, tensor.OfFloat32(whole, int64(len(whole))),
+		tensor.OfFloat32(logits, int64(len(logits))), rows)
+	for i := range all {
+		all[i].Logits, whole = whole[:vocabulary:vocabulary], whole[vocabulary:]
+	}
+	return all, err
 }
