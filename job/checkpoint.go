@@ -28,13 +28,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 	if abs, err := filepath.Abs(base); base != "" && err == nil {
 		base = abs
 	}
-	rest := func(dir string) error {
-		source, err := s.companions()
-		if err != nil {
-			return err
-		}
-		return s.parts.Model.SaveRest(dir, source)
-	}
+	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, s.companions()) }
 	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep,
 		Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best, Model: rest, Changes: s.parts.Config.Changes, Base: base,
 		Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
@@ -63,26 +57,29 @@ func (s *session) checkpoints() *train.Checkpoints {
 }
 
 // companions names the files that are saved beside the weights. A tokenizer or a chat template that
-// the job names is saved in place of that of model.path: the model has been trained with it.
-func (s *session) companions() (x model.Source, err error) {
+// the job names is saved in place of that of model.path: the model has been trained with it. The
+// model is saved without a file that somebody has removed since.
+func (s *session) companions() (x model.Source) {
+	lost := func(err error) { s.Log.Warn().Msgf("%v; the model is saved without it", err) }
 	j := s.Job
 	x.Base = j.Model.Path
+	var err error
 	if x.Template, err = data.ChatTemplate(j.Data); err != nil {
-		return x, err
+		lost(err)
 	}
 	path := data.TokenizerPath(j.Data.Tokenizer)
 	if path == "" {
-		return x, nil
+		return x
 	}
 	used, err := os.Stat(path)
 	if err != nil {
-		return x, status.Errorf(status.IO, "data.tokenizer: %w", err)
+		lost(fmt.Errorf("data.tokenizer: %w", err))
 	}
-	own, err := os.Stat(filepath.Join(x.Base, filepath.Base(path)))
-	if x.Base == "" || err != nil || !os.SameFile(used, own) {
+	own, missing := os.Stat(filepath.Join(x.Base, filepath.Base(path)))
+	if err != nil || missing != nil || x.Base == "" || !os.SameFile(used, own) {
 		x.Tokenizer = path
 	}
-	return x, nil
+	return x
 }
 
 // hasFrozen reports whether parameters are not trained.

@@ -2,6 +2,7 @@ package job
 
 import (
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -367,5 +368,39 @@ func TestTokenizerOfTheJob(t *testing.T) {
 	if code, _, errs := call("generate", filepath.Join(dir, "first", "model"), "a"); code != status.OK ||
 		strings.Count(errs, "has no tokenizer.json, and a vocabulary of 400: ") != 1 {
 		t.Errorf("generate: %v %s", code, errs)
+	}
+}
+
+// A tokenizer and a chat template that somebody removes during a run do not take the model with
+// them: it is saved without them, and a warning names them.
+func TestTokenizerThatIsRemoved(t *testing.T) {
+	dir, _ := newKept(t)
+	tokenizer, template := filepath.Join(dir, "tokenizer"), filepath.Join(dir, "a.jinja")
+	if err := os.CopyFS(tokenizer, os.DirFS("../testdata/goldens/tokenizers/pieces1")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, template, "{{ messages }}")
+	log := ""
+	said := onLine(func(line string) {
+		if log += line; strings.Contains(line, "train") {
+			os.Remove(template)
+			os.RemoveAll(tokenizer)
+		}
+	})
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=2", "checkpoint.every=2",
+		"model.new.vocab_size=400", "data.tokenizer=" + tokenizer, "data.chat_template=" + template},
+		Stdout: io.Discard, Stderr: said})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log)
+	}
+	for _, want := range []string{"data.tokenizer: ", "data.chat_template: "} {
+		if !strings.Contains(log, want) {
+			t.Errorf("no warning of %s: %s", want, log)
+		}
+	}
+	for _, path := range []string{"model/model.safetensors", "checkpoints/step-00000002/manifest.json"} {
+		if _, err := os.Stat(filepath.Join(dir, "out", path)); err != nil {
+			t.Error(err)
+		}
 	}
 }

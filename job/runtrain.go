@@ -223,10 +223,7 @@ func (s *session) save(dir string) error {
 			if s.Job.LoRA.Rank > 0 {
 				save = s.parts.Model.SaveAdapters
 			}
-			var source model.Source
-			if source, err = s.companions(); err == nil {
-				err = save(dir, source, whole)
-			}
+			err = save(dir, s.companions(), whole)
 		}
 	}
 	// The other ranks, and rank 0 if the folder cannot be written, take part in the remaining
