@@ -67,8 +67,8 @@ func (s *Set) Sequences() int64 { return s.sequences }
 // Tokens returns the number of tokens in all sequences.
 func (s *Set) Tokens() int64 { return s.tokens }
 
-// Cut returns the number of tokens that no sequence has: without data.pack, the
-// tokens of a document after its first data.sequence.
+// Cut returns the number of tokens that no sequence has: without data.pack, the tokens of a
+// document after its first data.sequence.
 func (s *Set) Cut() int64 { return s.cut }
 
 // Documents returns the number of documents. Each sequence of a .safetensors file counts as one.

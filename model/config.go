@@ -290,7 +290,7 @@ func readFields(r *reader) *Config {
 }
 
 func (c *Config) readBiases(r *reader) {
-	c.AttentionBias = r.flag(cmp.Or(c.family.biasField, "attention_bias"), c.family.biased)
+	c.AttentionBias = r.flag(c.family.biasName(), c.family.biased)
 	c.MLPBias = r.flag("mlp_bias", false)
 	if c.MLPBias && !c.family.mlpBias {
 		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)

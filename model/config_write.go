@@ -2,7 +2,6 @@ package model
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -98,7 +97,7 @@ func (c *Config) fields() fields {
 		c.family.write(c, f)
 	}
 	if c.family.biases == optionalBiases || c.family.biases == optionalQKVBiases {
-		f.put(cmp.Or(c.family.biasField, "attention_bias"), c.AttentionBias)
+		f.put(c.family.biasName(), c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {
 		f["torch_dtype"] = "float32"

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -68,6 +69,9 @@ type activation struct {
 	field, name string // in config.json
 	gelu        bool   // GELU in the approximation by tanh, otherwise SiLU
 }
+
+// biasName returns the field that gives biases to projections of attention.
+func (f *family) biasName() string { return cmp.Or(f.biasField, "attention_bias") }
 
 // form returns the form of SwiGLU.
 func (a *activation) form() form {

@@ -55,7 +55,7 @@ func (n norms) text() string {
 
 func (f *family) queries() string {
 	all := []string{map[biases]string{optionalBiases: "biases if `attention_bias`, also of the output",
-		qkvBiases: "biases", optionalQKVBiases: "biases if `" + cmp.Or(f.biasField, "attention_bias") + "`",
+		qkvBiases: "biases", optionalQKVBiases: "biases if `" + f.biasName() + "`",
 		noBiases: "no biases"}[f.biases]}
 	if f.qkNorm {
 		all = append(all, "a norm of each head")

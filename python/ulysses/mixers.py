@@ -129,10 +129,10 @@ def _obstacles(model: Any) -> Iterator[tuple[str, bool]]:
         if any(name.startswith(prefix + ".") for prefix in replaced):
             continue
         cls: Any = type(m)
+        image = "vis" in name
         if _is_delta_net(m):
             replaced.append(name)
         elif isinstance(m, convolutions):
-            image = "vis" in name
             hint = " (for text, load the text model: AutoModelForCausalLM)" if image else ""
             yield f"{name} is a {type(m).__name__} of {_owner(model, name)}{hint}", not image
         elif (
@@ -143,7 +143,7 @@ def _obstacles(model: Any) -> Iterator[tuple[str, bool]]:
             yield (
                 f"{name} is a {type(m).__name__}, which mixes tokens without the attention "
                 "interface",
-                "vis" not in name and not isinstance(m, torch.nn.Embedding),
+                not image and not isinstance(m, torch.nn.Embedding),
             )
 
 
