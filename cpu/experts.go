@@ -4,6 +4,7 @@ package cpu
 import "C"
 
 import (
+	"cmp"
 	"math"
 	"runtime"
 
@@ -65,6 +66,21 @@ func (c *check) groups(offsets tensor.Tensor, experts, rows int64) error {
 	return nil
 }
 
+// groupsOf requires groups of experts of which k experts can be chosen.
+func (c *check) groupsOf(a *device.Route, experts, k int64) (groups, kept int64) {
+	groups, kept = max(1, a.Groups), max(1, a.KeptGroups)
+	if groups > device.MaxGroups || kept > groups || experts%groups != 0 || k > kept*(experts/groups) ||
+		groups > 1 && experts/groups < 2 {
+		c.fail("%d experts are in %d groups, of which %d are kept, and a token chooses %d experts; groups must be equal, "+
+			"at most %d with at least 2 experts each, and the kept ones need enough experts", experts, groups, kept, k,
+			device.MaxGroups)
+	}
+	if !a.Sigmoid && (groups > 1 || cmp.Or(a.WeightScale, 1) != 1) {
+		c.fail("%d groups and a weight scale of %v without Sigmoid are not built", groups, a.WeightScale)
+	}
+	return groups, kept
+}
+
 // RouteForward chooses experts, see device.Route. The choice is divided by tokens, the sort is one
 // task.
 func (d *Device) RouteForward(_ device.Stream, a *device.Route) error {
@@ -73,6 +89,7 @@ func (d *Device) RouteForward(_ device.Stream, a *device.Route) error {
 	c.rows("logits", a.Logits, whatever, whatever)
 	tokens, experts := a.Logits.Shape[0], a.Logits.Shape[1]
 	k := c.choices(a.Experts, a.Rows, tokens, experts)
+	groups, kept := c.groupsOf(a, experts, k)
 	c.dense("weights", a.Weights, tensor.F32, tokens*k)
 	c.dense("offsets", a.Offsets, tensor.I32, experts+1)
 	if !a.Bias.IsNil() {
@@ -97,7 +114,8 @@ func (d *Device) RouteForward(_ device.Stream, a *device.Route) error {
 	*p = C.route_args{logits: floatsOf(a.Logits), chosen: ints(a.Experts), rows: ints(a.Rows), offsets: ints(a.Offsets),
 		weights: floatsOf(a.Weights), tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k),
 		per_task: C.int64_t(perTask), logits_row: C.int64_t(a.Logits.Stride[0]), normalize: number(a.Normalize),
-		sums_per_task: band}
+		sums_per_task: band, sigmoid: number(a.Sigmoid), groups: C.int64_t(groups), kept_groups: C.int64_t(kept),
+		weight_scale: C.float(cmp.Or(a.WeightScale, 1))}
 	if !a.Bias.IsNil() {
 		p.bias = floatsOf(a.Bias)
 	}
@@ -125,6 +143,9 @@ func (d *Device) RouteBackward(_ device.Stream, a *device.RouteGrad) error {
 	t, bf16 := c.compute("dlogits", a.DLogits)
 	c.typed("dlogits", a.DLogits, t, tokens, experts)
 	counted := !a.Sequence.IsNil()
+	if counted && a.Sigmoid {
+		c.fail("a gradient of the balance of experts with Sigmoid is not built")
+	}
 	if counted {
 		c.dense("sequence", a.Sequence, tensor.I32, tokens)
 		c.dense("counts", a.Counts, tensor.F64, whatever, experts)
@@ -145,7 +166,8 @@ func (d *Device) RouteBackward(_ device.Stream, a *device.RouteGrad) error {
 		weights: floatsOf(a.Weights), dweights: floatsOf(a.DWeights), dlogits: a.DLogits.Data,
 		tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k), per_task: C.int64_t(perTask),
 		probs_row: C.int64_t(a.Probs.Stride[0]), dlogits_row: C.int64_t(a.DLogits.Stride[0]),
-		normalize: number(a.Normalize), bf16: bf16}
+		normalize: number(a.Normalize), sigmoid: number(a.Sigmoid), bf16: bf16,
+		weight_scale: C.double(cmp.Or(a.WeightScale, 1))}
 	if counted {
 		p.sequence, p.counts, p.scale = ints(a.Sequence), doubles(a.Counts), floatsOf(a.Scale)
 	}

@@ -365,8 +365,10 @@ typedef struct {
   uly_tensor counts;
   uly_tensor scale;
   bool normalize;
+  bool sigmoid;
+  double weight_scale;
 } uly_route_grad;
-ULY_SIZE(uly_route_grad, 1304)
+ULY_SIZE(uly_route_grad, 1312)
 
 typedef struct {
   uly_tensor logits;
@@ -376,11 +378,15 @@ typedef struct {
   uly_tensor weights;
   uly_tensor offsets;
   bool normalize;
+  bool sigmoid;
+  int64_t groups;
+  int64_t kept_groups;
+  double weight_scale;
   uly_tensor sequence;
   uly_tensor counts;
   uly_tensor sums;
 } uly_route;
-ULY_SIZE(uly_route, 1304)
+ULY_SIZE(uly_route, 1328)
 
 typedef struct {
   uly_tensor w;
@@ -516,4 +522,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0xb65552e8u
+#define ULY_OPERATIONS_SUM 0x68b3e576u

@@ -24,8 +24,14 @@ type ExpertOps interface {
 // With a Bias, the experts with the largest sums of softmax and bias are chosen (Wang et al. 2024,
 // arXiv:2408.15664, section 3). The weights do not have the bias. With Normalize they are divided
 // by 1e-12 if their sum is smaller, as in ERNIE 4.5.
+//
+// With Sigmoid, the sigmoid of a logit stands for its softmax (DeepSeek-V3, arXiv:2412.19437,
+// section 2.1.2). With Normalize, 1e-20 is added to the sum by which weights are divided. The
+// experts are in Groups groups of E/Groups consecutive experts, and a token chooses from KeptGroups
+// of them: the groups whose two largest numbers, of sigmoid and bias, have the largest sums; of
+// equal groups, the lower one.
 type Route struct {
-	// [T, E], last axis dense; replaced by the softmax over E
+	// [T, E], last axis dense; replaced by the softmax over E, or with Sigmoid by sigmoids
 	Logits tensor.Tensor `op:"in,out"`
 	Bias   tensor.Tensor `op:"in,optional"` // [E] F32, for the choice alone
 	// [T, K] I32: the experts of each token, in the order of falling logits, or sums
@@ -37,6 +43,10 @@ type Route struct {
 	Offsets   tensor.Tensor `op:"out"`
 	Normalize bool
 
+	Sigmoid            bool
+	Groups, KeptGroups int64   // 0 = 1 group; more, up to MaxGroups, only with Sigmoid
+	WeightScale        float64 // factor of the weights; 0 = 1; otherwise only with Sigmoid
+
 	// For a loss that balances the experts: the sequence of each token, [T] I32, a negative number
 	// for tokens that do not count. Counts and Sums [sequences, E] F64 get the number of choices of
 	// each expert, and the sum of its probabilities.
@@ -44,9 +54,12 @@ type Route struct {
 	Counts, Sums tensor.Tensor `op:"add,optional"`
 }
 
+// MaxGroups is the largest number of groups of experts of a Route.
+const MaxGroups = 32
+
 // RouteGrad is the derivative of Route with respect to the logits. Probs are the probabilities that
 // Route wrote to Logits. With Sequence, the gradient of Σ Scale[s]·Counts[s, e]·p over the tokens
-// and experts is added, in which Counts are constants.
+// and experts is added, in which Counts are constants. There is no Sequence with Sigmoid.
 type RouteGrad struct {
 	Probs, Experts, Rows, Weights tensor.Tensor `op:"in"`
 	DWeights                      tensor.Tensor `op:"in"`  // [T·K] F32, by row
@@ -54,6 +67,9 @@ type RouteGrad struct {
 	Sequence, Counts              tensor.Tensor `op:"in,optional"`
 	Scale                         tensor.Tensor `op:"in,optional"` // [sequences] F32
 	Normalize                     bool
+
+	Sigmoid     bool
+	WeightScale float64 // as Route's
 }
 
 // SpreadRows is y[rows[t, j]] = x[t] for each slot j of each token t.

@@ -40,7 +40,8 @@ type Config struct {
 	RotaryDim         int64
 	TieWordEmbeddings bool
 	AttentionBias     bool         // biases of q, k, v and o, in families where they are optional
-	MLPBias           bool         // biases of gate, up and down (Llama only)
+	MLPBias           bool         // biases of gate, up and down, in families where they are optional
+	NoQKNorm          bool         `json:",omitempty"` // without the norms of q and k of the family
 	DType             tensor.DType // of stored weights; they are trained in F32
 	// keys that a query sees in layers with a sliding window, its own included; 0 = no such layer
 	SlidingWindow int64
@@ -75,7 +76,7 @@ func (c *Config) QKVBias() bool { return c.AttentionBias || c.family.biases == q
 func (c *Config) OutBias() bool { return c.AttentionBias && c.family.biases == optionalBiases }
 
 // QKNorm reports whether the heads of q and k have norms.
-func (c *Config) QKNorm() bool { return c.family.qkNorm }
+func (c *Config) QKNorm() bool { return c.family.qkNorm && !c.NoQKNorm }
 
 // OutputGate reports whether the output of attention has a gate.
 func (c *Config) OutputGate() bool { return c.family.outputGate }
@@ -291,14 +292,19 @@ func readFields(r *reader) *Config {
 
 func (c *Config) readBiases(r *reader) {
 	c.AttentionBias = r.flag(c.family.biasName(), c.family.biased)
-	c.MLPBias = r.flag("mlp_bias", false)
-	if c.MLPBias && !c.family.mlpBias {
+	if name := c.family.mlpBias; name != "" {
+		c.MLPBias = r.flag(name, false)
+	} else if r.flag("mlp_bias", false) {
 		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
+	}
+	if c.family.qkNormFlag {
+		c.NoQKNorm = !r.flag("use_qk_norm", false)
 	}
 	if c.AttentionBias && c.family.biases != optionalBiases && c.family.biases != optionalQKVBiases {
 		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o",
 			noBiases: "has no biases there"}
-		r.fault(status.InvalidConfig, "attention_bias = true: %s %s; remove it", c.ModelType, has[c.family.biases])
+		r.fault(status.InvalidConfig, "%s = true: %s %s; remove it", c.family.biasName(), c.ModelType,
+			has[c.family.biases])
 	}
 }
 

@@ -155,6 +155,20 @@ func (r *reader) extent(name string, def, most int64) int64 {
 	return n
 }
 
+// count reads a whole number in [0, most].
+func (r *reader) count(name string, def, most int64) int64 {
+	v := r.value(name)
+	if v == nil {
+		return def
+	}
+	n, ok := asInt(v)
+	if !ok || n < 0 || n > most {
+		r.fault(status.InvalidConfig, "%s = %s: give a whole number from 0 to %d", name, quoted(v), most)
+		return def
+	}
+	return n
+}
+
 // table returns a reader of a nested object, or nil if there is none.
 func (r *reader) table(name string) *reader {
 	switch v := r.value(name).(type) {

@@ -99,6 +99,9 @@ func (c *Config) fields() fields {
 	if c.family.biases == optionalBiases || c.family.biases == optionalQKVBiases {
 		f.put(c.family.biasName(), c.AttentionBias)
 	}
+	if c.family.qkNormFlag {
+		f.put("use_qk_norm", !c.NoQKNorm)
+	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {
 		f["torch_dtype"] = "float32"
 	}

@@ -174,7 +174,11 @@ func TestBF16(t *testing.T) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
 		if e := cfg.Experts.Count; e > 0 { // with all experts, no rounding changes the choice of one
 			var err error
-			cfg, err = cfg.Override(map[string]any{"num_experts_per_tok": e})
+			all := map[string]any{cfg.family.experts.perTokenField(): e}
+			if cfg.Experts.Groups > 1 {
+				all["topk_group"] = cfg.Experts.Groups
+			}
+			cfg, err = cfg.Override(all)
 			must(err)
 		}
 		want := train(t, 1, cfg, s, nil)

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -13,11 +14,21 @@ type Dropped struct {
 	Bytes   int64 // in the files
 }
 
+// dropped returns the prefixes of the tensors of files that the model does not have.
+func (c *Config) dropped() []string {
+	all := slices.Clone(c.family.files.dropped)
+	further, _ := asInt(c.raw[c.family.files.further])
+	for i := range min(further, maxLayers) {
+		all = append(all, fmt.Sprintf("model.layers.%d.", c.NumHiddenLayers+i))
+	}
+	return all
+}
+
 // Dropped lists the tensors that Load leaves out, as transformers does when it loads only the
 // language model: vision, and heads that predict further tokens. Buffers that are computed from the
 // configuration are not listed.
 func (f *Folder) Dropped() (all []Dropped) {
-	for _, prefix := range f.Config.family.files.dropped {
+	for _, prefix := range f.Config.dropped() {
 		d := Dropped{Prefix: prefix}
 		for _, name := range slices.Sorted(maps.Keys(f.where)) {
 			if strings.HasPrefix(name, prefix) && f.Config.ignored(name) {

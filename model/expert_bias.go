@@ -39,6 +39,9 @@ func (c *Config) AddExpertBias() error {
 	return nil
 }
 
+// AddedBiases reports whether the experts have biases that transformers does not read.
+func (c *Config) AddedBiases() bool { return c.Experts.Biased && c.family.experts.corrected == "" }
+
 func (b *expertBias) make(c *Config, moves bool) {
 	if !c.Experts.Biased {
 		return
@@ -149,17 +152,25 @@ func (c *Config) biasNames() (names []string) {
 	for i := range c.NumHiddenLayers {
 		if c.Sparse(i) {
 			names = append(names,
-				fmt.Sprintf("model.layers.%d.%s.%s.e_score_correction_bias", i, x.block, x.routerName()))
+				fmt.Sprintf("model.layers.%d.%s.%s.e_score_correction_bias", i, x.block, x.biasModule()))
 		}
 	}
 	return names
 }
 
+// biasShape returns the shape of the biases of a layer in files.
+func (c *Config) biasShape() []int64 {
+	if c.family.experts.corrected == "moe_statics" { // ERNIE 4.5
+		return []int64{1, c.Experts.Count}
+	}
+	return []int64{c.Experts.Count}
+}
+
 // StoredBiases returns the biases of the experts as tensors of a model folder.
-func StoredBiases(all []BiasTensor) (tensors []Stored) {
+func (c *Config) StoredBiases(all []BiasTensor) (tensors []Stored) {
 	for _, b := range all {
 		tensors = append(tensors,
-			Stored{Name: b.Name, DType: tensor.F32, Shape: []int64{int64(len(b.Values))},
+			Stored{Name: b.Name, DType: tensor.F32, Shape: c.biasShape(),
 				Read: func(at int64, dst []float32) error {
 					copy(dst, b.Values[at:])
 					return nil
@@ -191,12 +202,15 @@ func (f *Folder) checkBiases(known map[string]bool) (faults []string) {
 	e := &f.Config.Experts
 	for _, name := range f.Config.biasNames() {
 		known[name] = true
-		shape := &Param{Name: name, Shape: []int64{e.Count}, axes: []string{f.Config.family.experts.number}}
+		shape := &Param{Name: name, Shape: f.Config.biasShape(), axes: []string{f.Config.family.experts.number}}
 		if at, ok := f.where[name]; ok {
 			faults = append(faults, shape.disagree(at.entry)...)
 		} else if !e.newBias {
-			faults = append(faults,
-				fmt.Sprintf("tensor %s%v is missing, and config.json says use_expert_bias = true", name, shape.Shape))
+			why := "config.json says use_expert_bias = true"
+			if f.Config.family.experts.corrected != "" {
+				why = "models of type " + f.Config.ModelType + " have it"
+			}
+			faults = append(faults, fmt.Sprintf("tensor %s%v is missing, and %s", name, shape.Shape, why))
 		}
 	}
 	return faults

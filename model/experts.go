@@ -19,9 +19,9 @@ type experts struct {
 	router         *Param // [E, hidden]
 	routerBias     *Param // [E]; nil = none
 	gateUp, down   stack
-	count, k       int64 // E, and the experts of a token
-	width, hiddens int64 // F of an expert, and hidden
-	normalize      bool
+	count, k       int64         // E, and the experts of a token
+	width, hiddens int64         // F of an expert, and hidden
+	form           device.Route  // how experts are chosen, without tensors
 	clamped        bool          // the activation is that of gpt-oss
 	sparse         int64         // the number of this layer among the layers with experts
 	shared         *sharedExpert // of all tokens; nil = none
@@ -81,8 +81,9 @@ func newExperts(cfg *Config, layer int64) *experts {
 	name := func(suffix string) string {
 		return fmt.Sprintf("model.layers.%d.%s.%s", layer, names.block, suffix)
 	}
-	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize,
-		clamped: names.stacked}
+	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, clamped: names.stacked,
+		form: device.Route{Normalize: e.Normalize, Sigmoid: e.Sigmoid, Groups: e.Groups, KeptGroups: e.KeptGroups,
+			WeightScale: e.Scale}}
 	for i := range layer {
 		if cfg.Sparse(i) {
 			m.sparse++
@@ -157,9 +158,8 @@ func (m *experts) visitSaved(p *pass) {
 	p.visitF32(&r.weights, mlpSaved, p.tokens*m.k)
 	p.visitAs(&r.offsets, mlpSaved, tensor.I32, m.count+1)
 	p.visit(&m.hidden, mlpSaved, p.tokens*m.k, 2*m.width)
-	if s := m.shared; s != nil {
-		p.visit(&s.hidden, mlpSaved, p.tokens, 2*s.width)
-		p.visitF32(&s.logit, mlpSaved, p.tokens, 1)
+	if m.shared != nil {
+		m.shared.visitSaved(p)
 	}
 }
 
@@ -286,7 +286,7 @@ func (m *experts) choose(p *pass, x, sequence tensor.Tensor) routing {
 		bias = m.routerBias.Value
 	}
 	p.Gemm(r.probs, x, m.router.Value.Permute(1, 0), bias)
-	p.Route(&r, p.bias.of(m.sparse), m.normalize, sequence, m.sparse)
+	p.Route(&r, &m.form, p.bias.of(m.sparse), sequence, m.sparse)
 	return r
 }
 
@@ -339,7 +339,7 @@ func (m *experts) backwardGateUp(p *pass, dx, hidden, x, offsets tensor.Tensor) 
 // shared expert.
 func (m *experts) backwardTokens(p *pass, r routing, rows, dweight, x, dy, dx, sequence tensor.Tensor) {
 	dlogits := m.dlogits.Slice(0, 0, x.Shape[0])
-	p.RouteBack(dlogits, dweight, &r, m.normalize, sequence, m.sparse)
+	p.RouteBack(dlogits, dweight, &r, &m.form, sequence, m.sparse)
 	if !m.router.Frozen {
 		p.GemmAdd(m.router.Grad, dlogits.Permute(1, 0), x)
 	}
@@ -379,14 +379,15 @@ func (m *experts) gradReady(p *pass) {
 	}
 }
 
-// Route chooses the experts of a layer from the logits in r.probs and the bias, which may be nil,
-// and counts the choices of sequences in the forward half of a pass.
-func (p *pass) Route(r *routing, bias tensor.Tensor, normalize bool, sequence tensor.Tensor, layer int64) {
+// Route chooses the experts of a layer in the form from the logits in r.probs and the bias, which
+// may be nil, and counts the choices of sequences in the forward half of a pass.
+func (p *pass) Route(r *routing, form *device.Route, bias, sequence tensor.Tensor, layer int64) {
 	if p.skip() {
 		return
 	}
-	p.route = device.Route{Logits: r.probs, Bias: bias, Experts: r.chosen, Rows: r.rows, Weights: r.weights,
-		Offsets: r.offsets, Normalize: normalize}
+	p.route = *form
+	p.route.Logits, p.route.Bias, p.route.Experts, p.route.Rows = r.probs, bias, r.chosen, r.rows
+	p.route.Weights, p.route.Offsets = r.weights, r.offsets
 	if p.balance.counting && !sequence.IsNil() {
 		p.route.Sequence, p.route.Counts, p.route.Sums = sequence, p.balance.counts.Select(0, layer),
 			p.balance.sums.Select(0, layer)
@@ -395,13 +396,14 @@ func (p *pass) Route(r *routing, bias tensor.Tensor, normalize bool, sequence te
 }
 
 // RouteBack writes the gradient dlogits of the router's logits, with that of the balancing loss.
-func (p *pass) RouteBack(dlogits, dweights tensor.Tensor, r *routing, normalize bool, sequence tensor.Tensor,
+func (p *pass) RouteBack(dlogits, dweights tensor.Tensor, r *routing, form *device.Route, sequence tensor.Tensor,
 	layer int64) {
 	if p.skip() {
 		return
 	}
 	p.routeGrad = device.RouteGrad{Probs: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights,
-		DWeights: dweights, DLogits: dlogits, Normalize: normalize}
+		DWeights: dweights, DLogits: dlogits, Normalize: form.Normalize, Sigmoid: form.Sigmoid,
+		WeightScale: form.WeightScale}
 	if p.balance.loss && !sequence.IsNil() {
 		p.routeGrad.Sequence, p.routeGrad.Counts, p.routeGrad.Scale = sequence, p.balance.counts.Select(0, layer),
 			p.balance.scale

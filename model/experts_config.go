@@ -2,15 +2,11 @@ package model
 
 import (
 	"cmp"
-	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 
+	"ulysses/device"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
-	"ulysses/tensor"
 )
 
 // Experts has the fields of a decoder whose MLPs have experts: a router chooses PerToken of Count
@@ -19,7 +15,7 @@ type Experts struct {
 	Count    int64 // 0 = no layer has experts
 	PerToken int64
 	Size     int64 // features of gate and of up in an expert
-	Shared   int64 // the same of an expert that all tokens have, which has a gate; 0 = there is none
+	Shared   int64 // the same of an expert that all tokens have; 0 = there is none
 	// Normalize divides the weights of a token's experts by their sum.
 	Normalize bool
 	// Balance is the coefficient of the loss that balances the experts (router_aux_loss_coef); 0 =
@@ -28,20 +24,32 @@ type Experts struct {
 	// Biased says that each expert has a bias by which it is chosen (use_expert_bias), see
 	// expertBias.
 	Biased bool `json:",omitempty"`
+	// Sigmoid says that weights are sigmoids of the router's logits, instead of their softmax,
+	// times Scale (routed_scaling_factor). The experts are in Groups groups, of which a token
+	// chooses from KeptGroups (n_group, topk_group). See device.Route.
+	Sigmoid            bool    `json:",omitempty"`
+	Scale              float64 `json:",omitempty"`
+	Groups, KeptGroups int64   `json:",omitempty"`
 
 	newBias bool           // the folder has no biases
-	dense   map[int64]bool // layers without experts (mlp_only_layers)
-	step    int64          // of every so many layers, the last has experts (decoder_sparse_step)
+	dense   map[int64]bool // layers without experts
+	step    int64          // of every so many layers, the last has experts
 }
 
 // expertFields are the fields and the names of weights of a family whose MLPs have experts.
 type expertFields struct {
 	number, size string // the fields with the number of experts and with their width
 	aliases      []string
+	perToken     string   // the field with the experts of a token; "" = num_experts_per_tok
 	normalize    bool     // the weights are always divided by their sum; otherwise by norm_topk_prob
 	normalized   bool     // default of norm_topk_prob
+	sigmoid      bool     // the router is that of DeepSeek-V3
+	corrected    string   // the module with the biases that every folder has; "" = by use_expert_bias
 	layers       bool     // mlp_only_layers and decoder_sparse_step are read
-	shared       bool     // shared_expert_intermediate_size is read
+	firstDense   bool     // first_k_dense_replace is read
+	between      bool     // moe_layer_start_index, moe_layer_end_index and moe_layer_interval are read
+	shared       bool     // shared_expert_intermediate_size is read, and the shared expert has a gate
+	sharedCount  string   // the field with the number of shared experts, which are one without a gate
 	everywhere   bool     // all layers have experts, and there is no intermediate_size
 	coefficient  float64  // default of router_aux_loss_coef; 0 = 0.001
 	misread      bool     // PEFT takes gate_proj, up_proj and down_proj of any MLP for experts
@@ -71,6 +79,14 @@ var (
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	ossFields = expertFields{number: "num_local_experts", size: "intermediate_size",
 		aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
+	glmExperts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_local_experts", "num_experts"}, normalized: true, sigmoid: true, corrected: "gate",
+		firstDense: true, sharedCount: "n_shared_experts", misread: true, block: "mlp", gate: "gate_proj",
+		up: "up_proj", down: "down_proj"}
+	ernieExperts = expertFields{number: "moe_num_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_experts", "num_local_experts"}, perToken: "moe_k", normalize: true,
+		corrected: "moe_statics", between: true, sharedCount: "moe_num_shared_experts", misread: true, block: "mlp",
+		gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
@@ -78,6 +94,20 @@ var (
 
 // routerName returns the name of the router in the module.
 func (x *expertFields) routerName() string { return cmp.Or(x.router, "gate") }
+
+// perTokenField returns the field with the experts of a token.
+func (x *expertFields) perTokenField() string { return cmp.Or(x.perToken, "num_experts_per_tok") }
+
+// biasModule returns the name of the module with the experts' biases.
+func (x *expertFields) biasModule() string { return cmp.Or(x.corrected, x.routerName()) }
+
+// sharedName returns the module of the expert of all tokens.
+func (x *expertFields) sharedName() string {
+	if x.sharedCount != "" {
+		return "shared_experts"
+	}
+	return "shared_expert"
+}
 
 // Sparse reports whether the MLP of a layer has experts.
 func (c *Config) Sparse(layer int64) bool {
@@ -117,6 +147,14 @@ func readOLMoE(c *Config, r *reader) {
 	}
 }
 
+// readErnie reads the fields of ERNIE 4.5 (Baidu 2025).
+func readErnie(c *Config, r *reader) {
+	readExperts(c, r)
+	if least := r.number("moe_norm_min", 1e-12); least != 1e-12 {
+		r.fault(status.Unsupported, "moe_norm_min = %v is not built: %s", least, notbuilt.Routers.Instead)
+	}
+}
+
 // readExperts reads the fields of Mixtral (Jiang et al. 2024, arXiv:2401.04088) or of Qwen3-MoE.
 func readExperts(c *Config, r *reader) {
 	names, e := c.family.experts, &c.Experts
@@ -135,7 +173,7 @@ func readExperts(c *Config, r *reader) {
 	if names.stacked {
 		c.readClamp(r)
 		if r.number(number, float64(c.family.size(names.number, r))) == 0 && r.has(number) {
-			for _, name := range []string{"num_experts_per_tok", "output_router_logits", "router_aux_loss_coef",
+			for _, name := range []string{names.perTokenField(), "output_router_logits", "router_aux_loss_coef",
 				"use_expert_bias"} {
 				r.ineffective(name, "remove it, or set "+number+" above 0")
 			}
@@ -143,26 +181,25 @@ func readExperts(c *Config, r *reader) {
 		}
 	}
 	e.Count = r.extent(number, c.family.size(names.number, r), 1<<16)
-	e.PerToken = r.extent("num_experts_per_tok", c.family.size("num_experts_per_tok", r), 1<<10)
+	perToken := names.perTokenField()
+	e.PerToken = r.extent(perToken, c.family.size(perToken, r), 1<<10)
 	if e.PerToken > e.Count && e.Count > 0 {
-		r.fault(status.InvalidConfig,
-			"num_experts_per_tok = %d, %s = %d: a token cannot have more experts than there are", e.PerToken,
-			number, e.Count)
+		r.fault(status.InvalidConfig, "%s = %d, %s = %d: a token cannot have more experts than there are", perToken,
+			e.PerToken, number, e.Count)
 	}
 	if e.Size = c.IntermediateSize; names.size != "intermediate_size" {
 		e.Size = r.extent(names.size, c.family.size(names.size, r), 1<<26)
 	}
-	if names.shared {
-		e.Shared = r.extent("shared_expert_intermediate_size", c.family.size("shared_expert_intermediate_size", r),
-			1<<26)
-	}
-	e.Normalize, e.step = true, 1
+	c.readShared(r)
+	e.Normalize = true
 	if !names.normalize {
 		e.Normalize = r.flag("norm_topk_prob", names.normalized)
 	}
-	if names.layers {
-		e.step = r.extent("decoder_sparse_step", 1, maxLayers)
-		c.readDenseLayers(r)
+	c.readSparseLayers(r)
+	e.Biased = names.corrected != ""
+	if names.sigmoid {
+		c.readSigmoid(r)
+		return
 	}
 	for _, name := range names.zero {
 		if x := r.number(name, 0); x != 0 {
@@ -177,7 +214,83 @@ func readExperts(c *Config, r *reader) {
 		e.Balance = coefficient
 	}
 	c.checkOwnBalance(r, r.raw)
-	e.Biased = r.flag("use_expert_bias", false)
+	if names.corrected == "" {
+		e.Biased = r.flag("use_expert_bias", false)
+	}
+}
+
+// readShared reads the width of the expert of all tokens. Several are one with the sum of their
+// widths, as in files.
+func (c *Config) readShared(r *reader) {
+	const width = "shared_expert_intermediate_size"
+	switch names, e := c.family.experts, &c.Experts; {
+	case names.shared:
+		e.Shared = r.extent(width, c.family.size(width, r), 1<<26)
+	case names.sharedCount != "":
+		e.Shared = e.Size * r.count(names.sharedCount, c.family.size(names.sharedCount, r), 1<<10)
+	}
+}
+
+// readSparseLayers reads which layers have experts.
+func (c *Config) readSparseLayers(r *reader) {
+	names, e := c.family.experts, &c.Experts
+	e.step, e.dense = 1, map[int64]bool{}
+	first, last := int64(0), c.NumHiddenLayers-1 // with experts
+	switch {
+	case names.layers:
+		e.step = r.extent("decoder_sparse_step", 1, maxLayers)
+		c.readDenseLayers(r)
+	case names.firstDense:
+		first = r.count("first_k_dense_replace", c.family.size("first_k_dense_replace", r), maxLayers)
+	case names.between:
+		e.step = r.extent("moe_layer_interval", 1, maxLayers)
+		first = r.count("moe_layer_start_index", c.family.size("moe_layer_start_index", r), maxLayers)
+		if n := r.number("moe_layer_end_index", -1); n != -1 {
+			last = r.count("moe_layer_end_index", 0, maxLayers)
+		}
+	}
+	for i := range c.NumHiddenLayers {
+		if i < first || i > last {
+			e.dense[i] = true
+		}
+	}
+}
+
+// readSigmoid reads the fields of DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2). It has no
+// balancing loss.
+func (c *Config) readSigmoid(r *reader) {
+	e := &c.Experts
+	e.Sigmoid = true
+	e.Groups = r.extent("n_group", max(1, c.family.size("n_group", r)), device.MaxGroups)
+	e.KeptGroups = r.extent("topk_group", max(1, c.family.size("topk_group", r)), device.MaxGroups)
+	scale := 1.0
+	if !r.strict {
+		scale = cmp.Or(c.family.weightScale, 1)
+	}
+	e.Scale = r.positive("routed_scaling_factor", scale)
+	switch {
+	case e.Count%e.Groups != 0 || e.Groups > 1 && e.Count/e.Groups < 2:
+		r.fault(status.InvalidConfig, "n_group = %d, n_routed_experts = %d: give groups of at least 2 experts each, "+
+			"all of the same size", e.Groups, e.Count)
+	case e.KeptGroups > e.Groups:
+		r.fault(status.InvalidConfig, "topk_group = %d, n_group = %d: a token cannot have more groups than there are",
+			e.KeptGroups, e.Groups)
+	case e.PerToken > e.KeptGroups*(e.Count/e.Groups):
+		r.fault(status.InvalidConfig,
+			"num_experts_per_tok = %d: the %d groups of topk_group have %d experts; raise topk_group", e.PerToken,
+			e.KeptGroups, e.KeptGroups*(e.Count/e.Groups))
+	}
+	for _, x := range []struct{ name, built string }{{"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}} {
+		if text := r.text(x.name, x.built); text != x.built {
+			r.fault(status.Unsupported, "%s = %q is not built: %s", x.name, text, notbuilt.Routers.Instead)
+		}
+	}
+	if n := r.number("moe_layer_freq", 1); n != 1 {
+		r.fault(status.Unsupported, "moe_layer_freq = %v is not built: %s", n, notbuilt.Routers.Instead)
+	}
+	for _, name := range []string{"output_router_logits", "router_aux_loss_coef"} {
+		r.ineffective(name, "remove it, and set optimizer.expert_bias_rate to balance the experts")
+	}
 }
 
 // checkOwnBalance adds a fault if a job sets a coefficient that has no effect. own has the fields
@@ -219,7 +332,6 @@ func (c *Config) readDenseLayers(r *reader) {
 		r.fault(status.InvalidConfig, "mlp_only_layers = %v: give a list of the layers without experts, counted from 0",
 			r.raw["mlp_only_layers"])
 	}
-	c.Experts.dense = map[int64]bool{}
 	for i, x := range list {
 		n, ok := asInt(x)
 		if !ok || n < 0 || c.NumHiddenLayers > 0 && n >= c.NumHiddenLayers {
@@ -243,17 +355,39 @@ func writeExperts(c *Config, f fields) {
 	if !slices.ContainsFunc(names.aliases, func(alias string) bool { return f[alias] != nil }) {
 		f.put(names.number, e.Count)
 	}
-	f.put("num_experts_per_tok", e.PerToken)
+	f.put(names.perTokenField(), e.PerToken)
 	f.put(names.size, e.Size)
-	if names.shared {
+	switch {
+	case names.shared:
 		f.put("shared_expert_intermediate_size", e.Shared)
+	case names.sharedCount != "":
+		f.put(names.sharedCount, e.Shared/e.Size)
 	}
 	if !names.normalize {
 		f.put("norm_topk_prob", e.Normalize)
 	}
-	if e.Biased {
+	if names.firstDense {
+		f.put("first_k_dense_replace", c.denseLayers())
+	}
+	if names.between {
+		f.put("moe_layer_start_index", c.denseLayers())
+	}
+	if names.sigmoid {
+		f.put("n_group", e.Groups)
+		f.put("topk_group", e.KeptGroups)
+		f.put("routed_scaling_factor", asFloats(e.Scale))
+	}
+	if e.Biased && names.corrected == "" {
 		f.put("use_expert_bias", true)
 	}
+}
+
+// denseLayers returns the number of layers before the first one that may have experts.
+func (c *Config) denseLayers() (n int64) {
+	for n < c.NumHiddenLayers && c.Experts.dense[n] {
+		n++
+	}
+	return n
 }
 
 // refuseExperts refuses experts in families in which they are not built, by the field or by the
@@ -327,104 +461,4 @@ func (m *Model) checkFrozenExperts() error {
 		}
 	}
 	return nil
-}
-
-// Newer versions of transformers have the matrices of all experts of a layer in two tensors, and
-// can save them: gate_up_proj [E, 2F, hidden], gate and then up of each expert, and down_proj
-// [E, hidden, F]. Their module is mlp in all families.
-const (
-	stackedGateUp = ".mlp.experts.gate_up_proj"
-	stackedDown   = ".mlp.experts.down_proj"
-	stackedRouter = ".mlp.gate.weight"
-)
-
-// unstack returns the tensors of single experts in a tensor of a file, or the tensor itself.
-func (c *Config) unstack(e tensor.Entry) ([]tensor.Entry, error) {
-	names, x := c.family.experts, &c.Experts
-	if names == nil || names.stacked {
-		return []tensor.Entry{e}, nil
-	}
-	layer, gateUp := strings.CutSuffix(e.Name, stackedGateUp)
-	want := []int64{x.Count, 2 * x.Size, c.HiddenSize}
-	if !gateUp {
-		var down bool
-		if layer, down = strings.CutSuffix(e.Name, stackedDown); !down {
-			return []tensor.Entry{e}, nil
-		}
-		want = []int64{x.Count, c.HiddenSize, x.Size}
-	}
-	if !slices.Equal(e.Shape, want) {
-		return nil, status.Errorf(status.InvalidConfig,
-			"tensor %v: config.json says %v (%s, %s, hidden_size): correct one of them", e, want, names.number,
-			names.size)
-	}
-	var parts []tensor.Entry
-	name := func(expert int64, matrix string) string {
-		return fmt.Sprintf("%s.%s.experts.%d.%s.weight", layer, names.block, expert, matrix)
-	}
-	n := x.Size * c.HiddenSize
-	for i := range x.Count {
-		if gateUp {
-			parts = append(parts, e.Part(name(i, names.gate), 2*i*n, x.Size, c.HiddenSize),
-				e.Part(name(i, names.up), (2*i+1)*n, x.Size, c.HiddenSize))
-		} else {
-			parts = append(parts, e.Part(name(i, names.down), i*n, c.HiddenSize, x.Size))
-		}
-	}
-	return parts, nil
-}
-
-var (
-	layerOf  = regexp.MustCompile(`^model\.layers\.\d+\.`)
-	expertOf = regexp.MustCompile(`\.experts\.(\d+)\.`)
-)
-
-// expertsLast puts the experts of each layer after its other tensors, by their number, so that the
-// order in files does not depend on the ranks among which experts are divided.
-func (c *Config) expertsLast(tensors []Stored) []Stored {
-	if c.SparseLayers() == 0 {
-		return tensors
-	}
-	number := func(t Stored) int64 {
-		if m := expertOf.FindStringSubmatch(t.Name); m != nil {
-			if n, err := strconv.ParseInt(m[1], 10, 64); err == nil {
-				return n
-			}
-		}
-		return -1
-	}
-	tensors = slices.Clone(tensors)
-	for lo, hi := 0, 0; lo < len(tensors); lo = hi {
-		layer := layerOf.FindString(tensors[lo].Name)
-		for hi = lo + 1; hi < len(tensors) && layerOf.FindString(tensors[hi].Name) == layer; hi++ {
-		}
-		if layer != "" {
-			slices.SortStableFunc(tensors[lo:hi], func(a, b Stored) int { return cmp.Compare(number(a), number(b)) })
-		}
-	}
-	return tensors
-}
-
-// nameOf returns the name in this package of a tensor of a file; of experts in one tensor, that of
-// the first.
-func (c *Config) nameOf(stored string) string {
-	name, names := c.family.files.textName(stored), c.family.experts
-	if names == nil {
-		return name
-	}
-	if layer, ok := strings.CutSuffix(name, fusedQKVZ); ok && c.family.fusedLinear {
-		return layer + fusedParts[0]
-	} else if layer, ok := strings.CutSuffix(name, fusedBA); ok && c.family.fusedLinear {
-		return layer + fusedParts[2]
-	}
-	if layer, kind, ok := c.ossEntry(name); ok {
-		return ossName(layer, 0, kind)
-	}
-	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"},
-		{stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"}} {
-		if layer, ok := strings.CutSuffix(name, x[0]); ok {
-			return layer + "." + names.block + x[1]
-		}
-	}
-	return name
 }

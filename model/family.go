@@ -15,11 +15,12 @@ type family struct {
 	norms      norms   // of a layer
 	normCentre float64 // 1 if weights of norms are stored as their distance from 1
 	qkNorm     bool    // the heads of q and k have norms
+	qkNormFlag bool    // they have norms only if use_qk_norm is true
 	wholeNorm  bool    // q and k have norms over all heads
 	outputGate bool    // the output of attention has a gate
 	sinks      bool    // each query head has a sink
 	biases     biases  // of the projections of attention
-	mlpBias    bool    // mlp_bias gives biases to gate, up and down
+	mlpBias    string  // the field that gives biases to gate, up and down; "" = none
 
 	activation  activation
 	softcaps    bool // of scores and logits
@@ -28,6 +29,7 @@ type family struct {
 	biased      bool             // default of attention_bias
 	biasField   string           // the name of attention_bias; "" = this
 	experts     *expertFields    // nil = the MLPs have no experts
+	weightScale float64          // default of routed_scaling_factor; 0 = 1
 	sizes       map[string]int64 // defaults of fields that other families require in a config.json
 	tied        bool             // default of tie_word_embeddings
 	eps         float64          // default of rms_norm_eps
@@ -101,6 +103,7 @@ type files struct {
 	outer   string      // model_type of the multimodal model, whose text_config is read
 	prefix  [][2]string // prefixes of the names of tensors there, and in the text model
 	dropped []string    // prefixes of tensors that the text model does not have
+	further string      // the field with the number of further layers, which predict further tokens
 	fused   []fused     // matrices that are one in the files
 	pairs   bool        // rotated features that belong together are neighbours in the files
 }
@@ -169,8 +172,8 @@ func slidingIf(slides bool) string {
 
 // families are the supported model types.
 var families = map[string]*family{
-	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000,
-		kinds: []string{fullAttention}},
+	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: "mlp_bias", eps: 1e-6,
+		theta: 10000, kinds: []string{fullAttention}},
 	"mistral": {class: "MistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
 		theta: 10000, window: 4096, layers: allSlide},
 	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
@@ -204,10 +207,10 @@ var families = map[string]*family{
 		sizes: map[string]int64{"vocab_size": 50304, "num_attention_heads": 16, "max_position_embeddings": 4096,
 			"num_experts": 64, "num_experts_per_tok": 8},
 		experts: &olmoExperts, read: readOLMoE, write: writeExperts},
-	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000,
-		read: readGranite},
-	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6,
-		theta: 2e6,
+	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: "mlp_bias", eps: 1e-6,
+		theta: 10000, read: readGranite},
+	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: "mlp_bias", tied: true,
+		eps: 1e-6, theta: 2e6,
 		sizes: map[string]int64{"vocab_size": 128256, "num_attention_heads": 16, "num_key_value_heads": 4,
 			"max_position_embeddings": 32768},
 		kinds: softmaxKinds, window: 4096, noWindow: true, windowFlag: true, layers: unrotatedSlide, read: readSmolLM3},
@@ -222,6 +225,27 @@ var families = map[string]*family{
 		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2,
 			"max_position_embeddings": 131072},
 		files: files{fused: []fused{fusedGateUp}, pairs: true}},
+	"glm4_moe": {class: "Glm4MoeForCausalLM", norms: preNorms, activation: silu, qkNorm: true, qkNormFlag: true,
+		biases: optionalQKVBiases, eps: 1e-5, theta: 10000, rotaryShare: 0.5,
+		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 96, "num_key_value_heads": 8,
+			"max_position_embeddings": 131072,
+			"n_routed_experts":        128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1,
+			"first_k_dense_replace": 1},
+		experts: &glmExperts, read: readExperts, write: writeExperts,
+		files: files{further: "num_nextn_predict_layers"}},
+	"ernie4_5": {class: "Ernie4_5ForCausalLM", norms: preNorms, activation: silu, biasField: "use_bias",
+		mlpBias: "use_bias", tied: true, eps: 1e-5, theta: 5e5, headDim: 128,
+		sizes: map[string]int64{"vocab_size": 103424, "num_attention_heads": 16, "num_key_value_heads": 2,
+			"max_position_embeddings": 131072},
+		files: files{pairs: true}},
+	"ernie4_5_moe": {class: "Ernie4_5_MoeForCausalLM", norms: preNorms, activation: silu, biases: noBiases,
+		biasField: "use_bias", tied: true, eps: 1e-5, theta: 5e5,
+		sizes: map[string]int64{"vocab_size": 103424, "num_attention_heads": 20, "num_key_value_heads": 4,
+			"max_position_embeddings": 131072,
+			"moe_num_experts":         64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2,
+			"moe_layer_start_index": 1},
+		experts: &ernieExperts, read: readErnie, write: writeExperts,
+		files: files{pairs: true, dropped: []string{"model.mtp_"}}},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000,
 		rotaryShare: 1, window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3,
 		files: files{fused: []fused{fusedQKV, fusedGateUp}}},

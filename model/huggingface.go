@@ -298,7 +298,7 @@ const (
 // configuration, and the dropped tensors of the family.
 func (c *Config) ignored(name string) bool {
 	return strings.HasSuffix(name, ".rotary_emb.inv_freq") ||
-		slices.ContainsFunc(c.family.files.dropped, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		slices.ContainsFunc(c.dropped(), func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // disagree returns the differences between a parameter and a tensor in a file.

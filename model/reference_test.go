@@ -22,7 +22,7 @@ type reference struct {
 
 // biasOf returns the biases by which the experts of a module are chosen; nil if there are none.
 func (r *reference) biasOf(module string) []float64 {
-	return r.w[module+"."+r.cfg.family.experts.routerName()+".e_score_correction_bias"]
+	return r.w[module+"."+r.cfg.family.experts.biasModule()+".e_score_correction_bias"]
 }
 
 // linear returns x·Wᵀ + b for lines of in elements.
@@ -155,7 +155,8 @@ func (r *reference) loss(s *sequence) float64 {
 // order.
 func (r *reference) experts(s *sequence, x []float64, name string) (all []float64) {
 	e, names, h := &r.cfg.Experts, r.cfg.family.experts, r.cfg.HiddenSize
-	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+"."+names.routerName()), r.biasOf(name), e.Normalize)
+	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+"."+names.routerName()), r.biasOf(name),
+		ref.Router{Normalize: e.Normalize, Sigmoid: e.Sigmoid, Groups: e.Groups, Kept: e.KeptGroups, Scale: e.Scale})
 	for t := range int64(len(s.ids)) {
 		in, y := x[t*h:(t+1)*h], make([]float64, h)
 		for j := t * e.PerToken; j < (t+1)*e.PerToken; j++ {
@@ -172,9 +173,12 @@ func (r *reference) experts(s *sequence, x []float64, name string) (all []float6
 			add(y, out)
 		}
 		if e.Shared > 0 {
-			out := r.linear(ref.SwiGLU(r.linear(in, h, name+".shared_expert.gate_proj"),
-				r.linear(in, h, name+".shared_expert.up_proj")), e.Shared, name+".shared_expert.down_proj")
-			scale(out, 1/(1+math.Exp(-r.linear(in, h, name+".shared_expert_gate")[0])))
+			shared := name + "." + names.sharedName()
+			out := r.linear(ref.SwiGLU(r.linear(in, h, shared+".gate_proj"), r.linear(in, h, shared+".up_proj")),
+				e.Shared, shared+".down_proj")
+			if names.shared {
+				scale(out, 1/(1+math.Exp(-r.linear(in, h, shared+"_gate")[0])))
+			}
 			add(y, out)
 		}
 		all = append(all, y...)

@@ -91,7 +91,7 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 		}
 	}
 	if frozen {
-		tensors = append(tensors, StoredBiases(m.Biases())...)
+		tensors = append(tensors, m.Config.StoredBiases(m.Biases())...)
 	}
 	return m.Config.InFiles(tensors), func() { s.Close() }, nil
 }

@@ -54,11 +54,15 @@ func (n norms) text() string {
 }
 
 func (f *family) queries() string {
-	all := []string{map[biases]string{optionalBiases: "biases if `attention_bias`, also of the output",
+	all := []string{map[biases]string{optionalBiases: "biases if `" + f.biasName() + "`, also of the output",
 		qkvBiases: "biases", optionalQKVBiases: "biases if `" + f.biasName() + "`",
 		noBiases: "no biases"}[f.biases]}
 	if f.qkNorm {
-		all = append(all, "a norm of each head")
+		norm := "a norm of each head"
+		if f.qkNormFlag {
+			norm += " if `use_qk_norm`"
+		}
+		all = append(all, norm)
 	}
 	if f.wholeNorm {
 		all = append(all, "a norm over all heads")
@@ -90,16 +94,29 @@ func (f *family) mlp() string {
 	if f.activation.gelu {
 		text = "GELU gate"
 	}
-	if f.mlpBias {
-		text += "; biases if `mlp_bias`"
+	if f.mlpBias != "" {
+		text += "; biases if `" + f.mlpBias + "`"
 	}
 	if x := f.experts; x != nil {
 		text += " of experts"
 		if x.stacked {
 			text += ", clamped, with biases"
 		}
+		if x.sigmoid {
+			text += " in groups, chosen by sigmoids and biases"
+		} else if x.corrected != "" {
+			text += ", chosen with biases"
+		}
 		if x.shared {
+			text += ", one of all tokens with a gate"
+		} else if x.sharedCount != "" {
 			text += ", one of all tokens"
+		}
+		if x.firstDense {
+			text += "; dense in the first `first_k_dense_replace` layers"
+		}
+		if x.between {
+			text += "; dense outside of `moe_layer_start_index` to `moe_layer_end_index`"
 		}
 		if x.layers {
 			text += "; dense in layers of `mlp_only_layers`"

@@ -67,7 +67,7 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 	if adapters && !merge {
 		return cfg.WriteAdapters(folder, c.ModelPath(), c.ModelFiles(), tensors)
 	}
-	biases := model.StoredBiases(biasesOf(c))
+	biases := cfg.StoredBiases(biasesOf(c))
 	if len(c.Frozen) > 0 {
 		base, err := openBase(c, cfg)
 		if err != nil {

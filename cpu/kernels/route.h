@@ -5,13 +5,15 @@
 #include <stdint.h>
 
 typedef struct {
-  float *logits; // [tokens, experts], replaced by their softmax
+  float *logits; // [tokens, experts], replaced by their softmax or sigmoid
   int32_t *chosen, *rows, *offsets;
   float *weights;          // [tokens·k], by row
-  const float *bias;       // [experts], added to the softmax for the choice; NULL = logits are compared
+  const float *bias;       // [experts], added to the probability for the choice; NULL = none
   const int32_t *sequence; // of each token; NULL = nothing is counted
   double *counts, *sums;   // [sequences, experts]
   int64_t tokens, experts, k, per_task, logits_row, normalize, sums_per_task;
+  int64_t sigmoid, groups, kept_groups;
+  float weight_scale;
 } route_args;
 
 typedef struct {
@@ -22,7 +24,8 @@ typedef struct {
   const double *counts;
   const float *scale; // of each sequence
   void *dlogits;
-  int64_t tokens, experts, k, per_task, probs_row, dlogits_row, normalize, bf16;
+  int64_t tokens, experts, k, per_task, probs_row, dlogits_row, normalize, sigmoid, bf16;
+  double weight_scale;
 } route_grad_args;
 
 typedef struct {

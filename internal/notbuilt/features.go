@@ -34,9 +34,9 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, Clips, ExpertAdapters, Multimodal, LayerTypes,
-		HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE,
-		RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, Routers, RouterNoise, Clamps, Clips, ExpertAdapters, Multimodal,
+		LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary,
+		LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers,
 		SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -64,15 +64,18 @@ var (
 		Instead: "set it to null if the model was trained without it"}
 
 	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
-		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4 and gpt_oss are",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, ernie4_5, ernie4_5_moe and gpt_oss are",
 		Many:    true}
 	Experts = &Feature{
-		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe and gpt_oss",
+		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, ernie4_5_moe and gpt_oss",
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
+	Routers = &Feature{Name: "other routers in glm4_moe and ernie4_5_moe",
+		Where: "`scoring_func`, `topk_method`, `moe_layer_freq` and `moe_norm_min` of a config.json", Many: true,
+		Instead: "the published ones are built: sigmoid, noaux_tc, 1 and 1e-12"}
 	RouterNoise = &Feature{Name: "noise on the input of experts",
 		Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters = &Feature{
-		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe and qwen3_next",
+		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe and ernie4_5_moe",
 		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
 	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4",
 		Where:   "`vision_config` and `quantization_config` of a config.json",
@@ -94,7 +97,7 @@ var (
 	OutputGates = &Feature{Name: "qwen3_5_text without an output gate",
 		Where: "`attn_output_gate` of a config.json", Instead: "true is"}
 	PartialRotary = &Feature{Name: "RoPE on a share of a head",
-		Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3 and glm4 have it", Instead: "1 is"}
+		Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3, glm4 and glm4_moe have it", Instead: "1 is"}
 	ResidualDropout = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json",
 		Instead: "set it to 0 with model.override"}
 	PhiRoPE = &Feature{Name: "other kinds of RoPE scaling in phi3", Where: "`rope_type` of a config.json",

@@ -40,7 +40,7 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu b
 			lines = append(lines, text)
 		}
 	}
-	if j.Kind == "train" && c != nil && c.Experts.Biased {
+	if j.Kind == "train" && c != nil && c.AddedBiases() {
 		lines = append(lines,
 			fmt.Sprintf(
 				"optimizer.expert_bias_rate: transformers does not read the biases of experts in models of type %s; it chooses other experts than this program",

@@ -51,6 +51,18 @@ DELTA = dict(
 )
 
 EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=22)
+BIAS = "e_score_correction_bias"  # by which experts are chosen
+# Experts in groups, chosen by sigmoids.
+GROUPS = dict(
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=22,
+    n_shared_experts=2,
+    first_k_dense_replace=1,
+    n_group=4,
+    topk_group=2,
+    routed_scaling_factor=1.5,
+)
 
 # Name: (prefix of the classes, fields of the config that differ). Documents have up to 37 tokens
 # and a rank of 4 has 9 or 10, so there are windows below and above both.
@@ -218,6 +230,53 @@ FAMILIES = {
             ),
         ),
     ),
+    "glm4-moe": (
+        "Glm4Moe",
+        dict(
+            GROUPS,
+            attention_bias=True,
+            use_qk_norm=True,
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.6),
+        ),
+    ),
+    "glm4-moe, not normalized, stacked": (
+        "Glm4Moe",
+        dict(
+            GROUPS,
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=1,
+            first_k_dense_replace=0,
+            norm_topk_prob=False,
+            tie_word_embeddings=True,
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.4),
+        ),
+    ),
+    "ernie": ("Ernie4_5", dict(use_bias=True)),
+    "ernie-moe": (
+        "Ernie4_5_Moe",
+        dict(
+            moe_num_experts=6,
+            moe_k=2,
+            moe_intermediate_size=22,
+            moe_num_shared_experts=2,
+            moe_layer_end_index=1,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "ernie-moe, balanced, stacked": (
+        "Ernie4_5_Moe",
+        dict(
+            moe_num_experts=5,
+            moe_k=3,
+            moe_intermediate_size=22,
+            moe_num_shared_experts=0,
+            moe_layer_start_index=0,
+            moe_layer_interval=2,
+            output_router_logits=True,
+            router_aux_loss_coef=0.2,
+        ),
+    ),
     "olmo2": ("Olmo2", dict(attention_bias=True)),
     "olmo3": ("Olmo3", dict(sliding_window=9, num_hidden_layers=4)),
     "olmo3, two kinds of RoPE": (
@@ -354,9 +413,16 @@ def randomize(model: torch.nn.Module) -> None:
         "gemma3_text",
     )
     with torch.no_grad():
+        # transformers counts choices without the biases, for the loss that balances experts.
+        bias = 0.0 if getattr(model.config, "output_router_logits", False) else 0.2
+        for name, p in model.named_buffers():
+            if name.endswith(BIAS):
+                p.copy_(bias * torch.randn(p.shape, generator=g))
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=g)
-            if "embed_tokens" in name:
+            if name.endswith(BIAS):
+                p.copy_(bias * r)
+            elif "embed_tokens" in name:
                 p.copy_((0.2 if model.config.tie_word_embeddings else 0.6) * r)
             elif p.dim() == 3 and model.config.model_type == "gpt_oss":  # [experts, in, out]
                 p.copy_(1.3 * r / math.sqrt(p.shape[1]))
@@ -535,9 +601,10 @@ class Reference:
         with float64(), own_recurrence():
             logits, loss, self.aux_loss = self.forward(step)
             (loss + self.coefficient * self.aux_loss).backward()
-        gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        gradients = {name: p.grad.clone() for name, p in trained.items()}
         with torch.no_grad():
-            for p in self.model.parameters():
+            for p in trained.values():
                 p -= lr * p.grad
         return logits.detach(), float(loss.detach()), on_disk(self.model, gradients)
 

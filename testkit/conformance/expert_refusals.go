@@ -64,6 +64,10 @@ func (s *suite) expertRefusals() {
 	i := func(values []float64, shape ...int64) tensor.Tensor {
 		return b.inout("i", tensor.I32, dense, values, shape...).Tensor
 	}
+	grouped := func(groups, kept int64, sigmoid bool, scale float64) *device.Route { // 3 of 8 experts
+		return &device.Route{Logits: f(1, 8), Experts: i(nil, 1, 3), Rows: i(nil, 1, 3), Weights: f(3),
+			Offsets: i(nil, 9), Groups: groups, KeptGroups: kept, Sigmoid: sigmoid, WeightScale: scale}
+	}
 	for name, try := range map[string]func() error{
 		"more choices than experts": func() error {
 			return b.dev.RouteForward(b.stream,
@@ -84,6 +88,24 @@ func (s *suite) expertRefusals() {
 			return b.dev.RouteForward(b.stream,
 				&device.Route{Logits: f(1, 2), Bias: f(1), Experts: i(nil, 1, 1), Rows: i(nil, 1, 1), Weights: f(1),
 					Offsets: i(nil, 3)})
+		},
+		"groups without a sigmoid": func() error { return b.dev.RouteForward(b.stream, grouped(4, 2, false, 1)) },
+		"a scale without a sigmoid": func() error {
+			return b.dev.RouteForward(b.stream, grouped(1, 1, false, 2))
+		},
+		"groups that are not equal": func() error { return b.dev.RouteForward(b.stream, grouped(3, 2, true, 1)) },
+		"groups of one expert":      func() error { return b.dev.RouteForward(b.stream, grouped(8, 4, true, 1)) },
+		"more groups than there are": func() error {
+			return b.dev.RouteForward(b.stream, grouped(2, 3, true, 1))
+		},
+		"few experts in the kept groups": func() error {
+			return b.dev.RouteForward(b.stream, grouped(4, 1, true, 1))
+		},
+		"a balance of sigmoids": func() error {
+			return b.dev.RouteBackward(b.stream,
+				&device.RouteGrad{Probs: f(2, 2), Experts: i(nil, 2, 1), Rows: i([]float64{0, 1}, 2, 1), Weights: f(2),
+					DWeights: f(2), DLogits: f(2, 2), Sequence: i(nil, 2), Sigmoid: true, Scale: f(1),
+					Counts: b.inout("x", tensor.F64, dense, nil, 1, 2).Tensor})
 		},
 		"rows of another length": func() error {
 			return b.dev.SpreadRows(b.stream,

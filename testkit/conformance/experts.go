@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"math"
 
 	"ulysses/device"
 	"ulysses/tensor"
@@ -12,9 +13,9 @@ import (
 func testExperts(s *suite) {
 	for _, c := range []struct{ tokens, experts, k int64 }{{1, 1, 1}, {7, 4, 2}, {100, 8, 3}, {65, 17, 17},
 		{33, 128, 8}, {0, 4, 2}, {3, 64, 1}, {900, 40, 4}} {
-		for _, normalize := range []bool{true, false} {
+		for _, router := range routers(c.experts, c.k) {
 			for _, biased := range []bool{false, true} {
-				s.routeCase(c.tokens, c.experts, c.k, normalize, biased)
+				s.routeCase(c.tokens, c.experts, c.k, router, biased)
 			}
 		}
 		for _, l := range []layout{dense, padded} {
@@ -25,34 +26,50 @@ func testExperts(s *suite) {
 	s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, 150, 3, 2, 200, 136, dense) })
 	s.routeEqualLogits()
 	s.routeUnlikely()
+	s.routeGroups()
 	s.expertRefusals()
 	s.expertFaults()
 }
 
+// routers returns the forms of the choice of k among experts.
+func routers(experts, k int64) []ref.Router {
+	all := []ref.Router{{Normalize: true}, {}, {Sigmoid: true, Normalize: true}, {Sigmoid: true, Scale: 0.5}}
+	for _, groups := range []int64{2, 5, 8} {
+		if kept := (groups + 1) / 2; experts%groups == 0 && experts >= 2*groups && k <= kept*experts/groups {
+			all = append(all, ref.Router{Sigmoid: true, Normalize: true, Groups: groups, Kept: kept, Scale: 2.5})
+		}
+	}
+	return all
+}
+
 // route returns the reference's choices for random logits and, if biased, a random bias of the
 // choice. Some experts get no tokens, and with many experts one gets all.
-func route(tokens, experts, k int64, normalize, biased bool) (logits, bias []float64, r ref.Routing[float64]) {
+func route(tokens, experts, k int64, router ref.Router, biased bool) (logits, bias []float64, r ref.Routing[float64]) {
 	logits = normal(seeded(31, tokens, experts, k), tokens*experts)
+	unlikely := 30.0
+	if router.Sigmoid { // beside 1, a weight of e^-30 would leave the reference few digits of the gradients
+		unlikely = 9
+	}
 	for i := range logits {
 		switch e := int64(i) % experts; {
 		case experts > 16 && e == 5:
 			logits[i] += 20
 		case experts > k+1 && e == 1:
-			logits[i] -= 30
+			logits[i] -= unlikely
 		}
 		logits[i] = float64(float32(logits[i]))
 	}
 	if biased {
 		bias = rounded32(normal(seeded(35, tokens, experts, k), experts))
 	}
-	return logits, bias, ref.Route(experts, k, logits, bias, normalize)
+	return logits, bias, ref.Route(experts, k, logits, bias, router)
 }
 
-func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
+func (s *suite) routeCase(tokens, experts, k int64, router ref.Router, biased bool) {
 	const sequences = 3
 	f := ref.Convert[float32, float64]
-	logits, bias, r := route(tokens, experts, k, normalize, biased)
-	r32 := ref.Route(experts, k, f(logits), narrow(bias), normalize)
+	logits, bias, r := route(tokens, experts, k, router, biased)
+	r32 := ref.Route(experts, k, f(logits), narrow(bias), router)
 	sequence, random := make([]float64, tokens), seeded(32, tokens)
 	counts, sums := make([]float64, sequences*experts), make([]float64, sequences*experts)
 	counts[0], sums[0] = 4, 0.5 // added to
@@ -71,7 +88,7 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 			counts[at+e]++
 		}
 	}
-	name := fmt.Sprintf("route %d tokens to %d of %d, normalize %v, biased %v", tokens, k, experts, normalize, biased)
+	name := fmt.Sprintf("route %d tokens to %d of %d, %+v, biased %v", tokens, k, experts, router, biased)
 	wants := []want{both("probs", r.Probs, r32.Probs), {name: "experts", ref: floats(r.Experts), exact: true},
 		{name: "rows", ref: floats(r.Rows), exact: true}, both("weights", r.Weights, r32.Weights),
 		{name: "offsets", ref: floats(r.Offsets), exact: true}}
@@ -82,7 +99,8 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 			b.out("offsets", tensor.I32, dense, experts+1)
 		all := []*array{probs, chosen, rows, weights, offsets}
 		a := &device.Route{Logits: probs.Tensor, Experts: chosen.Tensor, Rows: rows.Tensor, Weights: weights.Tensor,
-			Offsets: offsets.Tensor, Normalize: normalize}
+			Offsets: offsets.Tensor, Normalize: router.Normalize, Sigmoid: router.Sigmoid, Groups: router.Groups,
+			KeptGroups: router.Kept, WeightScale: router.Scale}
 		if biased {
 			a.Bias = b.in("bias", tensor.F32, dense, bias, experts).Tensor
 		}
@@ -120,13 +138,16 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 		}
 	}
 	for _, balanced := range []bool{false, true} {
+		if balanced && router.Sigmoid {
+			continue
+		}
 		g := scaled
 		if !balanced {
 			g = nil
 		}
-		plain := ref.RouteGrad(&r32, experts, k, f(dweights), f(g), normalize)
+		plain := ref.RouteGrad(&r32, experts, k, f(dweights), f(g), router)
 		s.typed(func(d tensor.DType, suffix string) {
-			w := both("dlogits", ref.RouteGrad(&r, experts, k, dweights, g, normalize), plain).as(d)
+			w := both("dlogits", ref.RouteGrad(&r, experts, k, dweights, g, router), plain).as(d)
 			s.check(fmt.Sprint(name, " backward, balanced ", balanced, suffix), []want{w},
 				func(b *bench) ([]*array, error) {
 					out := b.out("dlogits", d, padded, tokens, experts)
@@ -135,7 +156,7 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 						Rows:     b.in("rows", tensor.I32, shifted, floats(r.Rows), tokens, k).Tensor,
 						Weights:  b.in("weights", tensor.F32, dense, r.Weights, tokens*k).Tensor,
 						DWeights: b.in("dweights", tensor.F32, dense, dweights, tokens*k).Tensor, DLogits: out.Tensor,
-						Normalize: normalize}
+						Normalize: router.Normalize, Sigmoid: router.Sigmoid, WeightScale: router.Scale}
 					if balanced {
 						a.Sequence, a.Counts = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor,
 							b.in("counts", tensor.F64, dense, counts, sequences, experts).Tensor
@@ -166,7 +187,8 @@ func (s *suite) routeEqualLogits() {
 func (s *suite) routeUnlikely() {
 	logits, bias := []float64{0, -29, -30, -31, -30}, []float64{-2, 0, 1, 0.5, 1}
 	f := ref.Convert[float32, float64]
-	r, r32 := ref.Route(5, 3, logits, bias, true), ref.Route(5, 3, f(logits), f(bias), true)
+	r, r32 := ref.Route(5, 3, logits, bias, ref.Router{Normalize: true}),
+		ref.Route(5, 3, f(logits), f(bias), ref.Router{Normalize: true})
 	weights := both("weights", r.Weights, r32.Weights)
 	weights.chain = 31 * ulp // the relative error of exp(x) is that of x times x
 	s.check("route to experts without probability",
@@ -182,10 +204,33 @@ func (s *suite) routeUnlikely() {
 		})
 }
 
+// A token chooses from the groups whose two best experts are best together, also if the bias is
+// negative for all of them. Of equal groups the lower one is kept. NaN is chosen last.
+func (s *suite) routeGroups() {
+	nan := math.NaN()
+	logits, bias := []float64{
+		4, -9, -9, 1, 1.5, -9, -9, -9, // 4 is in the first group, which is third
+		0, 0, 0, 0, 0, 0, 0, 0,
+		nan, nan, 1, nan, -1, -2, nan, nan,
+	}, []float64{-3, -3, -3, -2, -2, -3, -3, -3}
+	s.check("route in groups", []want{{name: "experts", ref: []float64{4, 3, 2, 3, 4, 2, 4, 5, 0}, exact: true}},
+		func(b *bench) ([]*array, error) {
+			chosen := b.out("experts", tensor.I32, dense, 3, 3)
+			return []*array{chosen},
+				b.dev.RouteForward(b.stream,
+					&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 3, 8).Tensor,
+						Bias: b.in("bias", tensor.F32, dense, bias, 8).Tensor, Experts: chosen.Tensor,
+						Rows:    b.out("rows", tensor.I32, dense, 3, 3).Tensor,
+						Weights: b.out("weights", tensor.F32, dense, 9).Tensor,
+						Offsets: b.out("offsets", tensor.I32, dense, 9).Tensor, Normalize: true, Sigmoid: true,
+						Groups: 4, KeptGroups: 2})
+		})
+}
+
 // rowsCase tests the operations on the rows of a routing, with matrices [m, n].
 func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m int64, l layout) {
 	f := ref.Convert[float32, float64]
-	_, _, r := route(tokens, experts, k, true, false)
+	_, _, r := route(tokens, experts, k, ref.Router{Normalize: true}, false)
 	random, rows := seeded(33, tokens, experts, k), tokens*k
 	x, sorted, matrices := normalAs(d, random, tokens*n), normalAs(d, random, rows*n), normalAs(d, random, experts*n*m)
 	grads, was := normalAs(d, random, rows*m), normal(random, experts*m*n)

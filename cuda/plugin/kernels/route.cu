@@ -16,12 +16,14 @@ constexpr int64_t PART_TOKENS = 64, PARTS = 256; // minimum tokens of a part, ma
 
 struct RouteCall {
   float *logits;     // [T, E], then probabilities
-  const float *bias; // [E], added to the probabilities for the choice; null = logits are compared
+  const float *bias; // [E], added to the probabilities for the choice; null = none
   int32_t *chosen, *rows, *offsets;
   float *weights;
   int32_t *counts; // [parts, E]: the choices of a part for each expert, then its first row
   int64_t tokens, experts, k, step, parts;
-  bool normalize;
+  bool normalize, sigmoid;
+  int groups, kept_groups;
+  float weight_scale;
   const int32_t *sequence;
   double *sequence_counts, *sums;
   int64_t sequences;
@@ -44,50 +46,100 @@ __device__ __forceinline__ unsigned long long order_of(float x, int64_t expert) 
   return (unsigned long long)order << 32 | (0xffffffffu - (uint32_t)expert);
 }
 
-// choose writes the k experts with the largest x + bias. A warp calls it.
-__device__ __forceinline__ void choose(int32_t *chosen, const float *x, const float *bias, int experts, int k,
-                                       int lane) {
+__device__ __forceinline__ unsigned long long warp_most(unsigned long long x) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) {
+    const unsigned long long other = __shfl_xor_sync(0xffffffffu, x, i);
+    if (other > x) x = other;
+  }
+  return x;
+}
+
+// expert_at returns the expert of a number of order_of.
+__device__ __forceinline__ int expert_at(unsigned long long order) { return (int)(0xffffffffu - (uint32_t)order); }
+
+// keep returns the groups from which a token chooses, a bit for each: the groups with the largest
+// sums of their two largest x + bias. A warp calls it; a lane has a group.
+__device__ __forceinline__ uint32_t keep(const RouteCall &a, const float *x, int lane) {
+  const int n = (int)a.experts / a.groups;
+  unsigned long long order = 0;
+  if (lane < a.groups) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = lane * n; e < (lane + 1) * n; e++) {
+      const float y = a.bias ? x[e] + a.bias[e] : x[e];
+      if (y > first) second = first, first = y;
+      else if (y > second) second = y;
+    }
+    order = order_of(first + second, lane);
+  }
+  uint32_t kept = 0;
+  for (int j = 0; j < a.kept_groups; j++) {
+    const int g = expert_at(warp_most(order));
+    kept |= 1u << g;
+    if (g == lane) order = 0;
+  }
+  return kept;
+}
+
+// choose writes the k experts of the kept groups with the largest x + bias. A warp calls it.
+__device__ __forceinline__ void choose(const RouteCall &a, int32_t *chosen, const float *x, const float *bias,
+                                       uint32_t kept, int lane) {
+  const int experts = (int)a.experts, k = (int)a.k, n = experts / a.groups;
   unsigned long long last = ~0ull;
   for (int j = 0; j < k; j++) { // the largest below the last one
     unsigned long long best = 0;
     for (int e = lane; e < experts; e += 32) {
+      if (a.groups > 1 && !(kept >> (e / n) & 1)) continue;
       const unsigned long long o = order_of(bias ? x[e] + bias[e] : x[e], e);
       if (o < last && o > best) best = o;
     }
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) {
-      const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
-      if (other > best) best = other;
-    }
-    last = best;
-    if (lane == 0) chosen[j] = (int32_t)(0xffffffffu - (uint32_t)best);
+    last = warp_most(best);
+    if (lane == 0) chosen[j] = expert_at(last);
   }
 }
 
-// route_tokens chooses experts and computes the softmax. Until route_rows, `rows` has the weights
-// of the choices.
+// softmax replaces the logits of a token. A warp calls it.
+__device__ __forceinline__ void softmax(float *x, int experts, int lane) {
+  float top = -INFINITY, sum = 0;
+  for (int e = lane; e < experts; e += 32) top = fmaxf(top, x[e]);
+  top = warp_max(top);
+  for (int e = lane; e < experts; e += 32) {
+    x[e] = expf(x[e] - top);
+    sum += x[e];
+  }
+  const float factor = 1.0f / warp_sum(sum);
+  for (int e = lane; e < experts; e += 32) x[e] *= factor;
+}
+
+// divisor returns what the weights are divided by, given the sum of the probabilities.
+__device__ __forceinline__ float divisor(const RouteCall &a, float sum) {
+  if (!a.normalize) return 1;
+  return a.sigmoid ? sum + 1e-20f : a.bias ? fmaxf(sum, 1e-12f) : sum;
+}
+
+// route_tokens chooses experts and computes the probabilities. Until route_rows, `rows` has the
+// weights of the choices.
 __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
   const int lane = (int)threadIdx.x % 32, experts = (int)a.experts, k = (int)a.k;
   for (int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; t < a.tokens; t += (int64_t)gridDim.x * WARPS) {
     float *x = a.logits + t * a.step;
     int32_t *chosen = a.chosen + t * a.k;
-    if (!a.bias) choose(chosen, x, nullptr, experts, k, lane);
-    float top = -INFINITY, sum = 0;
-    for (int e = lane; e < experts; e += 32) top = fmaxf(top, x[e]);
-    top = warp_max(top);
-    for (int e = lane; e < experts; e += 32) {
-      x[e] = expf(x[e] - top);
-      sum += x[e];
+    if (a.sigmoid) {
+      for (int e = lane; e < experts; e += 32) x[e] = sigmoid<float>(x[e]);
+      __syncwarp();
+      choose(a, chosen, x, a.bias, a.groups > 1 ? keep(a, x, lane) : 1, lane);
+    } else if (a.bias) {
+      softmax(x, experts, lane);
+      choose(a, chosen, x, a.bias, 1, lane);
+    } else { // logits differ where their softmax may not
+      choose(a, chosen, x, nullptr, 1, lane);
+      softmax(x, experts, lane);
     }
-    const float factor = 1.0f / warp_sum(sum);
-    for (int e = lane; e < experts; e += 32) x[e] *= factor;
-    if (a.bias) choose(chosen, x, a.bias, experts, k, lane);
     __syncwarp();
     float all = 0;
     for (int j = lane; j < k; j += 32) all += x[chosen[j]];
-    all = a.normalize ? warp_sum(all) : 1.0f;
-    if (a.bias) all = fmaxf(all, 1e-12f);
-    for (int j = lane; j < k; j += 32) a.rows[t * a.k + j] = __float_as_int(x[chosen[j]] / all);
+    all = divisor(a, warp_sum(all));
+    for (int j = lane; j < k; j += 32) a.rows[t * a.k + j] = __float_as_int(x[chosen[j]] / all * a.weight_scale);
   }
 }
 
@@ -196,9 +248,30 @@ struct RouteGradCall {
   const double *counts;
   void *dlogits;
   int64_t tokens, experts, k, step, dstep, sequences;
-  bool normalize;
+  bool normalize, sigmoid;
+  double weight_scale;
   uly_fault *fault;
 };
+
+// sigmoid_back writes the gradient of a token's logits. A weight w_j is c·p_j / d, where d is 1, or
+// normalized Σ p_i over the chosen logits, and the derivative of p_j is p_j·(1 - p_j). A warp calls
+// it.
+template <typename T> __device__ __forceinline__ void sigmoid_back(const RouteGradCall &a, T *d, const float *p,
+                                                                   const int32_t *chosen, const int32_t *row,
+                                                                   int lane) {
+  double sum = 0, by = 0;
+  for (int64_t j = lane; j < a.k && a.normalize; j += 32) {
+    by += p[chosen[j]];
+    sum += (double)p[chosen[j]] * a.dweights[row[j]];
+  }
+  sum = warp_sum(sum), by = a.normalize ? warp_sum(by) + 1e-20 : 1;
+  for (int64_t e = lane; e < a.experts; e += 32) d[e] = narrow<T>(0.0f);
+  __syncwarp();
+  for (int64_t j = lane; j < a.k; j += 32) {
+    const double s = p[chosen[j]], g = a.dweights[row[j]] - sum / by;
+    d[chosen[j]] = narrow<T>((float)(a.weight_scale / by * s * (1 - s) * g));
+  }
+}
 
 // The derivative of the softmax of all logits at p, for the gradient g_e of p_e, is p_e·(g_e -
 // Σ p_i·g_i). A normalized weight is the softmax of the chosen logits alone. The balancing loss has
@@ -213,15 +286,19 @@ template <typename T> __global__ void __launch_bounds__(THREADS) route_backward(
     if (q >= a.sequences && lane == 0) report(a.fault, ULY_OP_ROUTE_BACKWARD, q, t);
     const double *counts = q >= 0 && q < a.sequences ? a.counts + q * a.experts : nullptr;
     const double scale = counts ? a.scale[q] : 0;
-    double sum = 0, balance = 0;
     bool inside = true;
     for (int64_t j = lane; j < a.k; j += 32) {
       const bool ok = row[j] >= 0 && row[j] < a.tokens * a.k && chosen[j] >= 0 && chosen[j] < a.experts;
-      if (ok) sum += (double)a.weights[row[j]] * a.dweights[row[j]];
-      else report(a.fault, ULY_OP_ROUTE_BACKWARD, row[j], t);
+      if (!ok) report(a.fault, ULY_OP_ROUTE_BACKWARD, row[j], t);
       inside = inside && ok;
     }
     if (!__all_sync(0xffffffffu, inside)) continue;
+    if (a.sigmoid) {
+      sigmoid_back<T>(a, d, p, chosen, row, lane);
+      continue;
+    }
+    double sum = 0, balance = 0;
+    for (int64_t j = lane; j < a.k; j += 32) sum += (double)a.weights[row[j]] * a.dweights[row[j]];
     sum = warp_sum(sum);
     if (counts) {
       for (int64_t e = lane; e < a.experts; e += 32) balance += counts[e] * p[e];
@@ -255,6 +332,21 @@ int64_t choices(Check &c, const uly_tensor &experts, const uly_tensor &rows, int
   return k;
 }
 
+// grouped requires groups of experts of which k experts can be chosen, and sets them in r.
+void grouped(Check &c, RouteCall &r, const uly_route &a, int64_t experts, int64_t k) {
+  const int64_t groups = most(1, a.groups), kept = most(1, a.kept_groups);
+  if (groups > 32 || kept > groups || experts % groups != 0 || k > kept * (experts / groups) ||
+      (groups > 1 && experts / groups < 2))
+    c.refuse(
+        "%lld experts are in %lld groups, of which %lld are kept, and a token chooses %lld experts; groups must be "
+        "equal, at most 32 with at least 2 experts each, and the kept ones need enough experts",
+        (long long)experts, (long long)groups, (long long)kept, (long long)k);
+  r.sigmoid = a.sigmoid, r.groups = (int)groups, r.kept_groups = (int)kept;
+  r.weight_scale = a.weight_scale != 0 ? (float)a.weight_scale : 1;
+  if (!a.sigmoid && (groups > 1 || r.weight_scale != 1))
+    c.refuse("%lld groups and a weight scale of %g without sigmoid are not built", (long long)groups, a.weight_scale);
+}
+
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   const uly_route &a = *(const uly_route *)args;
   Check c(d, "RouteForward");
@@ -273,8 +365,9 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   }
   if (experts > s->scratch_bytes / 4)
     c.refuse("%lld experts are more than a GPU's scratch has room for", (long long)experts);
-  if (c.failed()) return c.code;
   RouteCall r = {};
+  grouped(c, r, a, experts, k);
+  if (c.failed()) return c.code;
   r.logits = (float *)a.logits.data, r.chosen = (int32_t *)a.experts.data, r.rows = (int32_t *)a.rows.data;
   r.offsets = (int32_t *)a.offsets.data, r.weights = (float *)a.weights.data, r.counts = (int32_t *)s->scratch;
   r.tokens = tokens, r.experts = experts, r.k = k, r.step = a.logits.stride[0], r.normalize = a.normalize;
@@ -304,6 +397,7 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   const int type = c.compute("dlogits", a.dlogits);
   c.rows("dlogits", a.dlogits, type, {tokens, experts});
   RouteGradCall r = {};
+  if (a.sigmoid && a.sequence.dtype != 0) c.refuse("a gradient of the balance of experts with sigmoid is not built");
   if (a.sequence.dtype != 0) {
     c.dense("sequence", a.sequence, ULY_I32, {tokens});
     c.dense("counts", a.counts, ULY_F64, {-1, experts});
@@ -316,7 +410,8 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   r.dweights = (const float *)a.dweights.data, r.chosen = (const int32_t *)a.experts.data;
   r.rows = (const int32_t *)a.rows.data, r.dlogits = a.dlogits.data;
   r.tokens = tokens, r.experts = experts, r.k = k, r.step = a.probs.stride[0], r.dstep = a.dlogits.stride[0];
-  r.normalize = a.normalize, r.fault = s->fault;
+  r.normalize = a.normalize, r.sigmoid = a.sigmoid, r.weight_scale = a.weight_scale != 0 ? a.weight_scale : 1;
+  r.fault = s->fault;
   const unsigned grid = blocks_for(tokens, WARPS);
   if (type == ULY_F32) LAUNCH(route_backward<float>, grid, THREADS, 0, s, r);
   else LAUNCH(route_backward<bf16>, grid, THREADS, 0, s, r);
