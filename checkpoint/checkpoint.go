@@ -216,27 +216,38 @@ func (d Dir) Write(step int64, rank int, shards []Shard) (File, error) {
 // folder except the weights. When WriteModel returns, the files are on disk.
 func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File, err error) {
 	dir := filepath.Join(d.temp(step), modelFolder)
-	var entries []os.DirEntry
 	if err = os.Mkdir(dir, 0o777); err == nil {
 		err = write(dir)
 	}
 	if err == nil {
-		entries, err = os.ReadDir(dir)
-	}
-	for _, e := range entries {
-		var f File
-		if f, err = sum(filepath.Join(dir, e.Name())); err != nil {
-			break
-		}
-		files = append(files, f)
-	}
-	if err == nil {
-		err = syncDir(dir)
+		files, err = sumsOf(dir)
 	}
 	if err != nil {
 		return nil, unwritten(step, err)
 	}
 	return files, nil
+}
+
+// sumsOf returns the lengths and checksums of all files in a folder, and waits until the entries of
+// its folders are on disk. The names are paths in the folder, with slashes.
+func sumsOf(dir string) (files []File, err error) {
+	err = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if e.IsDir() {
+			return syncDir(path)
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		f, err := sum(path)
+		f.Name = filepath.ToSlash(name)
+		files = append(files, f)
+		return err
+	})
+	return files, err
 }
 
 // sum returns the length and the checksum of a file.

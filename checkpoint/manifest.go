@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"path"
 	"path/filepath"
 	"slices"
 
@@ -57,7 +58,7 @@ type Manifest struct {
 	// parameters that are not trained and keep the values of the base model
 	Frozen []Tensor `json:"frozen,omitempty"`
 	Files  []File   `json:"files"` // of each rank
-	// files in the folder model; none in checkpoints of older programs
+	// files in the folder model, by their paths in it; none in checkpoints of older programs
 	Model []File `json:"model,omitempty"`
 }
 
@@ -201,8 +202,8 @@ func (m *Manifest) check() error {
 	}
 	seen := map[string]bool{}
 	for _, f := range m.Model {
-		if f.Name != filepath.Base(f.Name) || !filepath.IsLocal(f.Name) || f.Name == "." || seen[f.Name] {
-			return fmt.Errorf("%s is not a name of a file in %s, or is there twice", input.Quote(f.Name), modelFolder)
+		if f.Name != path.Clean(f.Name) || !filepath.IsLocal(f.Name) || f.Name == "." || seen[f.Name] {
+			return fmt.Errorf("%s is not a path of a file in %s, or is there twice", input.Quote(f.Name), modelFolder)
 		}
 		seen[f.Name] = true
 	}

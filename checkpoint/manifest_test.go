@@ -100,7 +100,7 @@ func TestImpossibleManifests(t *testing.T) {
 		{`"cut":[[0,3]]`, `"cut":[[0,2]]`, `group "all" has 2 elements of 3`},
 		{`"name":"rank-00000.safetensors"`, `"name":"../x"`, `file 0 is "../x", it must be rank-00000.safetensors`},
 		{`{"format":2`, `{"format":2,"model":[{"name":"../x","bytes":1,"crc32c":1}]`,
-			`"../x" is not a name of a file in model`},
+			`"../x" is not a path of a file in model`},
 	} {
 		changed := bytes.Replace(body, []byte(x.old), []byte(x.new), 1)
 		if bytes.Equal(changed, body) {

@@ -128,7 +128,7 @@ func (c *Checkpoint) all() []listedFile {
 		all = append(all, listedFile{f, filepath.Join(c.Path, filepath.Base(f.Name))})
 	}
 	for _, f := range c.Model {
-		all = append(all, listedFile{f, filepath.Join(c.ModelPath(), filepath.Base(f.Name))})
+		all = append(all, listedFile{f, filepath.Join(c.ModelPath(), filepath.FromSlash(f.Name))})
 	}
 	return all
 }

@@ -56,13 +56,13 @@ func TokenizerPath(name string) string {
 	return tokenizer.Path(name)
 }
 
-// ChatTemplate returns the text of the chat template that data.chat_template names; "" for "auto",
-// and for a folder without a template.
-func ChatTemplate(d Config) (string, error) {
+// ChatTemplates returns the texts of the chat templates that data.chat_template names, by name;
+// none for "auto", and for a folder without a template.
+func ChatTemplates(d Config) (map[string]string, error) {
 	if d.ChatTemplate == "" || d.ChatTemplate == "auto" {
-		return "", nil
+		return nil, nil
 	}
-	return chat.Default(d.ChatTemplate)
+	return chat.Texts(d.ChatTemplate)
 }
 
 // openChat opens the chat templates that data.chat_template names, or that are beside the

@@ -56,15 +56,15 @@ func (s *session) checkpoints() *train.Checkpoints {
 	return c
 }
 
-// companions names the files that are saved beside the weights. A tokenizer or a chat template that
-// the job names is saved in place of that of model.path: the model has been trained with it. The
-// model is saved without a file that somebody has removed since.
+// companions names the files that are saved beside the weights. A tokenizer or chat templates that
+// the job names are saved, and not the files of model.path: the model has been trained with them.
+// The model is saved without a file that somebody has removed since.
 func (s *session) companions() (x model.Source) {
 	lost := func(err error) { s.Log.Warn().Msgf("%v; the model is saved without it", err) }
 	j := s.Job
 	x.Base = j.Model.Path
 	var err error
-	if x.Template, err = data.ChatTemplate(j.Data); err != nil {
+	if x.Templates, err = data.ChatTemplates(j.Data); err != nil {
 		lost(err)
 	}
 	path := data.TokenizerPath(j.Data.Tokenizer)

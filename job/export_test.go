@@ -3,6 +3,7 @@ package job
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,20 +17,17 @@ import (
 // contents returns the files of a folder with their content.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
+	all, root := map[string]string{}, os.DirFS(dir)
+	err := fs.WalkDir(root, ".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(root, path)
+		all[path] = string(data)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	all := map[string]string{}
-	for _, e := range entries {
-		if e.IsDir() {
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[e.Name()] = string(data)
 	}
 	return all
 }
@@ -76,8 +74,9 @@ func TestExport(t *testing.T) {
 	if err := os.CopyFS(source, os.DirFS(filepath.Join(models, "qwen3_5-tied"))); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"tokenizer.json", "chat_template.jinja"} {
-		put(t, filepath.Join(source, name), name)
+	named := "additional_chat_templates/tool_use.jinja"
+	for _, name := range []string{"tokenizer.json", "chat_template.jinja", named} {
+		putIn(t, filepath.Join(source, name), name)
 	}
 	from := func(path string, more ...string) []string {
 		return append([]string{"model.new={}", "model.path=" + path, "data.tokenizer=bytes"}, more...)
@@ -106,8 +105,8 @@ func TestExport(t *testing.T) {
 		alike(t, strings.Join(x.sets, " "), folder, filepath.Join(out, "model"))
 	}
 	if got := contents(t, filepath.Join(out, "model")); got["tokenizer.json"] != "tokenizer.json" ||
-		got["chat_template.jinja"] == "" {
-		t.Error("the tokenizer was not beside the weights")
+		got["chat_template.jinja"] == "" || got[named] != named {
+		t.Error("the tokenizer and its chat templates were not beside the weights")
 	}
 }
 
@@ -313,18 +312,30 @@ func TestTokenizerOfTheJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(base, "vocab.json"), "of another tokenizer")
+	putIn(t, filepath.Join(base, "additional_chat_templates", "of_base.jinja"), "of another tokenizer")
+	putIn(t, filepath.Join(tokenizer, "additional_chat_templates", "of_tokenizer.jinja"), "not of the job")
+	templates := filepath.Join(dir, "templates") // in JSON, which is saved as files
+	putIn(t, filepath.Join(templates, "tokenizer_config.json"),
+		`{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]}`)
 	put(t, filepath.Join(base, "generation_config.json"), `{}`)
 
 	own := []string{"data.tokenizer=" + tokenizer, "data.chat_template=" + template}
 	from := append([]string{"model.new={}", "model.path=" + base}, own...)
+	one := map[string]string{"chat_template.jinja": contents(t, dir)["a.jinja"]}
+	two := map[string]string{"chat_template.jinja": "D", "additional_chat_templates/tool_use.jinja": "T"}
+	of := map[string]string{"additional_chat_templates/of_tokenizer.jinja": "not of the job"}
 	for _, x := range []struct {
-		sets   []string
-		folder string
-		more   []string // files beside the tokenizer
+		sets      []string
+		folder    string
+		more      []string          // files beside the tokenizer
+		templates map[string]string // by the paths of their files
 	}{
-		{own, "model", nil},
-		{from, "model", []string{"generation_config.json"}},
-		{append([]string{"lora.rank=2"}, from...), "adapter", []string{"generation_config.json"}},
+		{own, "model", nil, one},
+		{from, "model", []string{"generation_config.json"}, one},
+		{append([]string{"lora.rank=2"}, from...), "adapter", []string{"generation_config.json"}, one},
+		{append(slices.Clip(from), "lora.rank=2", "data.chat_template="+templates), "adapter",
+			[]string{"generation_config.json"}, two},
+		{append(slices.Clip(from), "data.chat_template=auto"), "model", []string{"generation_config.json"}, of},
 	} {
 		out := filepath.Join(dir, "out")
 		if err := os.RemoveAll(out); err != nil {
@@ -348,11 +359,17 @@ func TestTokenizerOfTheJob(t *testing.T) {
 				os.Remove(filepath.Join(to, "model.safetensors")) // the order of tensors may differ
 			}
 			alike(t, "merged", merged+"2", merged+"1")
+			for name, text := range x.templates {
+				if got := contents(t, merged+"1")[name]; got != text {
+					t.Errorf("%s of the merged model is %q", name, got)
+				}
+			}
 		}
 		got := contents(t, folder)
 		want := contents(t, tokenizer)
 		delete(want, "expected.json") // of the goldens
-		want["chat_template.jinja"] = contents(t, dir)["a.jinja"]
+		maps.DeleteFunc(want, func(name, _ string) bool { return strings.HasSuffix(name, ".jinja") })
+		maps.Copy(want, x.templates)
 		for _, name := range x.more {
 			want[name] = contents(t, base)[name]
 		}

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -407,7 +408,8 @@ func TestSaveKeepsOtherFiles(t *testing.T) {
 			"model.fp16.safetensors", "model.safetensors.index.json",
 			"model.safetensors.index.fp16.json", "consolidated.safetensors", "pytorch_model.bin",
 			"pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json",
-			"adapter_model.bin", "adapter_model.safetensors", "adapter_config.json", "tokenizer.json"}
+			"adapter_model.bin", "adapter_model.safetensors", "adapter_config.json", "tokenizer.json",
+			"additional_chat_templates/old.jinja"}
 		for _, name := range slices.Concat(own, stale) {
 			path := filepath.Join(dir, name)
 			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777),
@@ -415,11 +417,19 @@ func TestSaveKeepsOtherFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if used, err := FilesIn(dir); err != nil || !slices.Equal(used, slices.Sorted(slices.Values(stale))) {
+		first := map[string]bool{} // names in the folder
+		for _, name := range stale {
+			first[strings.Split(name, "/")[0]] = true
+		}
+		if used, err := FilesIn(dir); err != nil || !slices.Equal(used, slices.Sorted(maps.Keys(first))) {
 			t.Errorf("files of a model: %v, %v", used, err)
 		}
-		if err := r.Save(dir, Source{}, r.whole); err != nil {
+		source := Source{Templates: map[string]string{"default": "D", "tool_use": "T"}}
+		if err := r.Save(dir, source, r.whole); err != nil {
 			t.Fatal(err)
+		}
+		if got, err := readTemplates(dir); err != nil || !maps.Equal(got, source.Templates) {
+			t.Errorf("chat templates %q, %v", got, err)
 		}
 		for _, name := range own {
 			if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(text) != name {

@@ -152,10 +152,11 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		if err != nil {
 			return err
 		}
-		if err := (Source{Base: base.Dir, Tokenizer: f.tokenizer()}).write(to); err != nil {
+		templates, err := readTemplates(f.Dir)
+		if err != nil {
 			return err
 		}
-		return copyFile(filepath.Join(to, templateFile), filepath.Join(f.Dir, templateFile))
+		return Source{Base: base.Dir, Tokenizer: f.tokenizer(), Templates: templates}.write(to)
 	}
 	return WriteFolder(dir, rest, tensors)
 }

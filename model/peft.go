@@ -231,10 +231,9 @@ func (c *Config) WriteAdapters(dir, rest string, listed []string, tensors []Stor
 	for i := range tensors {
 		tensors[i].Name = adapterPrefix + tensors[i].Name
 	}
-	names := slices.DeleteFunc(append([]string{AdapterConfigFile}, companions...), func(name string) bool {
-		return !slices.Contains(listed, name)
-	})
-	return writeWeights(dir, adapterFile, func(dir string) error { return copyFiles(dir, rest, names) }, tensors)
+	return writeWeights(dir, adapterFile, func(dir string) error {
+		return copyRest(dir, rest, AdapterConfigFile, listed)
+	}, tensors)
 }
 
 // IsAdapter reports whether a name in a checkpoint is that of a matrix of an adapter.

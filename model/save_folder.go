@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,16 +20,15 @@ import (
 )
 
 // The files that are saved beside the weights: tokenizerFiles are of the tokenizer, companions are
-// all that is needed to generate text.
+// all that is needed to generate text, except the chat templates in templateFolder.
 var (
 	tokenizerFiles = []string{tokenizerFile, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-		"added_tokens.json", "vocab.json", "merges.txt", templateFile, "chat_template.json"}
-	companions = append([]string{generationFile}, tokenizerFiles...)
+		"added_tokens.json", "vocab.json", "merges.txt", "chat_template.json"}
+	companions = append([]string{generationFile, templateFile}, tokenizerFiles...)
 )
 
 const (
 	tokenizerFile  = "tokenizer.json"
-	templateFile   = "chat_template.jinja"
 	generationFile = "generation_config.json"
 )
 
@@ -38,11 +38,13 @@ type Source struct {
 	// The tokenizer.json of the training data, with its other files beside it; "" = that of Base.
 	// Files of two tokenizers are never mixed.
 	Tokenizer string
-	Template  string // the text of the chat template; "" = that of the tokenizer
+	// The texts of the chat templates by name, such as "default"; empty = the templates of the
+	// tokenizer. Templates of two folders are never mixed.
+	Templates map[string]string
 }
 
-// write copies the files that exist to dir. The chat template of the job takes precedence over one
-// in tokenizer_config.json.
+// write copies the files that exist to dir. The chat templates of the job take precedence over
+// the ones in tokenizer_config.json.
 func (s Source) write(dir string) error {
 	tokenizer := s.Tokenizer
 	if s.Base != "" {
@@ -51,22 +53,20 @@ func (s Source) write(dir string) error {
 		}
 		tokenizer = cmp.Or(tokenizer, filepath.Join(s.Base, tokenizerFile))
 	}
+	templates := s.Templates
 	if tokenizer != "" {
 		err := copyFile(filepath.Join(dir, tokenizerFile), tokenizer) // it may have another name
 		if err == nil {
 			err = copyFiles(dir, filepath.Dir(tokenizer), tokenizerFiles[1:])
 		}
+		if err == nil && len(templates) == 0 {
+			templates, err = readTemplates(filepath.Dir(tokenizer))
+		}
 		if err != nil {
 			return err
 		}
 	}
-	if s.Template == "" {
-		return nil
-	}
-	return tensor.WriteFile(filepath.Join(dir, templateFile), func(w io.Writer) error {
-		_, err := io.WriteString(w, s.Template)
-		return err
-	})
+	return writeTemplates(dir, templates)
 }
 
 // Stored is a tensor that WriteFolder writes.
@@ -198,8 +198,11 @@ var weightsName = regexp.MustCompile(
 // ofModel reports whether WriteFolder replaces a file of this name.
 func ofModel(e fs.DirEntry) bool {
 	name := e.Name()
-	return !e.IsDir() && (name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) ||
-		weightsName.MatchString(name))
+	if e.IsDir() {
+		return name == templateFolder
+	}
+	return name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) ||
+		weightsName.MatchString(name)
 }
 
 // FilesIn lists the files of a folder that WriteFolder would replace; none if the folder does not
@@ -219,10 +222,17 @@ func FilesIn(dir string) (names []string, err error) {
 
 // CopyRest copies the files of a model's folder other than the weights, as SaveRest wrote them, to
 // another folder. Only listed files are copied.
-func CopyRest(dst, src string, listed []string) error {
-	names := append([]string{configFile}, companions...)
-	return copyFiles(dst, src,
-		slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(listed, name) }))
+func CopyRest(dst, src string, listed []string) error { return copyRest(dst, src, configFile, listed) }
+
+// copyRest is CopyRest with the name of the configuration.
+func copyRest(dst, src, config string, listed []string) error {
+	var names []string
+	for _, name := range listed {
+		if name == config || slices.Contains(companions, name) || path.Dir(name) == templateFolder {
+			names = append(names, name)
+		}
+	}
+	return copyFiles(dst, src, names)
 }
 
 // copyFiles copies the files that exist.
@@ -243,6 +253,9 @@ func copyFile(dst, src string) error {
 		return status.Errorf(status.IO, "%w", err)
 	}
 	defer r.Close()
+	if err := os.MkdirAll(filepath.Dir(dst), 0o777); err != nil {
+		return status.Errorf(status.IO, "%w", err)
+	}
 	return tensor.WriteFile(dst, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
 }
 

@@ -72,11 +72,16 @@ func Open(o Options) (*Reader, error) {
 	return r, nil
 }
 
-// Default returns the text of the template named default in a .jinja file or a folder; "" = none.
-func Default(path string) (string, error) {
+// Texts returns the texts of the templates of a .jinja file or a folder by name. The name of the
+// template of a file is default.
+func Texts(path string) (map[string]string, error) {
 	r := &Reader{Options: Options{Template: path}}
 	found, err := r.find()
-	return found["default"].text, err
+	texts := map[string]string{}
+	for name, s := range found {
+		texts[name] = s.text
+	}
+	return texts, err
 }
 
 // source is the text of a template.
@@ -156,6 +161,13 @@ func (r *Reader) fromJSON(path string) (map[string]source, error) {
 		return nil, status.Errorf(status.InvalidConfig,
 			"data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template, nor an object of strings",
 			path)
+	}
+	for name := range found { // a saved model has a file of this name
+		if name != filepath.Base(name) || !filepath.IsLocal(name) {
+			return nil, status.Errorf(status.InvalidConfig,
+				"data.chat_template: %s: a template has the name %s, which cannot be the name of a file; rename it", path,
+				input.Quote(name))
+		}
 	}
 	return found, nil
 }

@@ -79,7 +79,12 @@ func TestTemplates(t *testing.T) {
 			}
 		}
 	}
-	for _, o := range []Options{{Template: "no/such/folder"}, {Date: "31.1.2026"}} {
+	unnamed := t.TempDir() // its template cannot be saved
+	if err := os.WriteFile(filepath.Join(unnamed, "tokenizer_config.json"),
+		[]byte(`{"chat_template": {"../x": ""}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []Options{{Template: "no/such/folder"}, {Date: "31.1.2026"}, {Template: unnamed}} {
 		if _, err := Open(o); err == nil || !strings.HasPrefix(err.Error(), "data.chat_") {
 			t.Errorf("%+v: %v", o, err)
 		}
