@@ -337,7 +337,9 @@ func contextAbort(h uintptr, why int32) error {
 	})
 }
 
-// contextDestroy destroys a context with its plans, batches and requests. Collective.
+// contextDestroy destroys a context with its plans, batches and requests. On a thread on which MPI
+// forbids calls, it returns an error and leaves the context as it is, so that the host can destroy
+// it on the right thread. Collective.
 func contextDestroy(h uintptr) error {
 	const op = "ulysses_context_destroy"
 	if h == 0 {
@@ -355,6 +357,9 @@ func contextDestroy(h uintptr) error {
 		c.gpu.enter()
 	}
 	defer c.leave()
+	if err := comm.Forbidden(c.comm, op); err != nil {
+		return err
+	}
 	c.closed = true
 	ended := c.endInProgress()
 	for p := range c.plans {

@@ -285,7 +285,9 @@ void ulysses_context_abort(ulysses_context *, ulysses_status why);
 
 /* Destroys a context and all its plans, batches, requests and passes. It waits for the data that
  * requests and passes in progress send, unless the context was aborted. NULL is allowed. A context
- * may also be left until the process ends. Collective. */
+ * may also be left until the process ends. On a thread on which MPI forbids calls (a thread level
+ * below MPI_THREAD_SERIALIZED), it only sets ulysses_last_error(), and the context stays valid.
+ * Collective. */
 void ulysses_context_destroy(ulysses_context *);
 
 /* Flags of a plan. gdn is the gated delta rule. */

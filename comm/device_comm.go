@@ -9,6 +9,18 @@ import "ulysses/tensor"
 // the same ranks, on which it is built.
 type Layered interface{ Host() Comm }
 
+// Forbidden returns an error if c is of an MPI that forbids calls on this thread. The host program
+// has then started MPI for another thread alone. It is not collective.
+func Forbidden(c Comm, operation string) error {
+	if l, ok := c.(Layered); ok {
+		c = l.Host()
+	}
+	if m, ok := c.(interface{ forbidden(operation string) error }); ok {
+		return m.forbidden(operation)
+	}
+	return nil
+}
+
 type prioritySplitter interface {
 	SplitPriority(color, key int) (Comm, error)
 }

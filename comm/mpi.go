@@ -233,6 +233,15 @@ func (m *mpiComm) Abort(code status.Code, reason string) {
 	C.umpi_abort(C.int(code))
 }
 
+// forbidden returns an error if MPI forbids calls on this thread.
+func (m *mpiComm) forbidden(operation string) error {
+	var rank, size C.int
+	if code := C.umpi_identify(m.c, &rank, &size); code == C.UMPI_THREAD {
+		return mpiError(operation, code)
+	}
+	return nil
+}
+
 // Close frees the communicator. Collective.
 func (m *mpiComm) Close() error {
 	if m.closed {

@@ -1,6 +1,7 @@
 // A host in C with its own MPI: contexts on MPI_COMM_WORLD and on a proper subset, two contexts at
 // the same time, contexts on the host's collectives, and ranks that disagree.
 #define _GNU_SOURCE // MAP_ANONYMOUS
+#include <pthread.h>
 #include <sys/mman.h>
 #include "collectives.h"
 
@@ -227,6 +228,35 @@ static void abandoned(const ulysses_options *o, int pass) {
   for (int i = 0; i < 10; i++) MPI_Barrier(MPI_COMM_WORLD);
 }
 
+static void *destroy(void *context) {
+  ulysses_context_destroy(context);
+  CHECK(strstr(ulysses_last_error(), "ulysses_context_destroy: ") &&
+        strstr(ulysses_last_error(), "call from that thread"));
+  return NULL;
+}
+
+// wrong_thread: MPI_Init allows calls of MPI on this thread alone. Another thread cannot destroy a
+// context, which stays valid, with its plans.
+static void wrong_thread(const ulysses_options *o) {
+  int level;
+  pthread_t other;
+  ulysses_context *c;
+  MPI_Query_thread(&level);
+  if (level >= MPI_THREAD_SERIALIZED) return;
+  OK(ulysses_context_create_mpi(-1, o, &c));
+  const planned p = plan(c, 1, S, H, D);
+  CHECK(pthread_create(&other, NULL, destroy, c) == 0 && pthread_join(other, NULL) == 0);
+  results r = attention(c, 1);
+  free_results(r);
+  CHECK(p.info.rows >= 0);
+  ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch);
+  CHECK(!ulysses_last_error()[0]);
+  ulysses_context_destroy(c);
+  CHECK(!ulysses_last_error()[0]);
+  ulysses_context_destroy(c);
+  CHECK(strstr(ulysses_last_error(), "it was destroyed"));
+}
+
 int main(int argc, char **argv) {
   int rank, size;
   MPI_Init(&argc, &argv);
@@ -287,6 +317,7 @@ int main(int argc, char **argv) {
   same(r, whole);
   free_results(r), free_results(whole);
   abandoned(&o, 0), abandoned(&o, 1);
+  wrong_thread(&o);
 
   ulysses_context_destroy(part), ulysses_context_destroy(own), ulysses_context_destroy(world),
       ulysses_context_destroy(alone);

@@ -95,6 +95,29 @@ MPI.COMM_WORLD.barrier()
 """
             mpirun(2, "-c", code)
 
+    @need_mpi
+    def test_close_on_another_thread(self):
+        """Where MPI forbids calls on a thread, closing there raises, and the context stays."""
+        code = """
+import mpi4py, threading
+mpi4py.rc.thread_level = "funneled"
+import ulysses
+from mpi4py import MPI
+ctx = ulysses.Context(MPI.COMM_WORLD, threads=1)
+raised = []
+def close():
+    try:
+        ctx.close()
+    except ulysses.InvalidArgument as e:
+        raised.append(str(e))
+thread = threading.Thread(target=close)
+thread.start(), thread.join()
+assert "call from that thread" in raised[0] and not ctx.closed, raised
+ctx.close()
+assert ctx.closed
+"""
+        mpirun(2, "-c", code)
+
     @need_torch
     def test_torch_distributed(self):
         self.assertEqual(torchrun(2, str(HERE / "launched.py"), "torch").count("ok"), 2)

@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from . import _struct
-from .errors import DeviceError, InternalError, error_of
+from .errors import DeviceError, InternalError, InvalidArgument, error_of
 
 NAME = "libulysses.so"
 _lock = threading.Lock()
@@ -116,6 +116,19 @@ def call(name: str, *args: Any) -> None:
     if status:
         text = lib.ulysses_last_error() or lib.ulysses_status_string(status) or b""
         raise error_of(status, text.decode(errors="replace") or f"{name}: status {status}")
+
+
+def destroy_context(handle: ctypes.c_void_p) -> None:
+    """Destroys a context.
+
+    Raises:
+        InvalidArgument: the library could not destroy the context, which is still valid
+    """
+    lib, info = library(), _struct.ContextInfo()
+    lib.ulysses_context_destroy(handle)
+    text = lib.ulysses_last_error()
+    if text and not lib.ulysses_context_query(handle, ctypes.byref(info)):
+        raise InvalidArgument(text.decode(errors="replace"))
 
 
 def version() -> str:

@@ -414,7 +414,8 @@ class Context:
     def close(self) -> None:
         """Destroys the context with its plans and batches. Collective.
 
-        Later calls with this context raise InvalidArgument. Closing again does nothing.
+        Later calls with this context raise InvalidArgument. Closing again does nothing. On a thread
+        where MPI forbids calls, it raises InvalidArgument, and closes only plans and batches.
         """
         global _current
         if _current is self:
@@ -426,7 +427,7 @@ class Context:
                 owned.close()
             self._plans.clear()
             self._batches.clear()
-            _library.library().ulysses_context_destroy(self._handle)
+            _library.destroy_context(self._handle)
             for memory in list(self._pending.values()):
                 self._release(memory)
             self._handle = ctypes.c_void_p()
