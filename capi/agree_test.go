@@ -92,6 +92,8 @@ func checkRefusals(t *testing.T, what string, at int, x, y error) {
 	for _, err := range []error{x, y} {
 		if text := err.Error(); !strings.Contains(text, fmt.Sprint("rank ", at)) {
 			t.Errorf("%s: the message does not name the rank: %s", what, text)
+		} else if strings.Contains(what, ", small ") && !strings.Contains(text, " bytes and ") {
+			t.Errorf("%s: the message does not have the bytes: %s", what, text)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func mpiError(operation string, code C.int) error {
 			operation)
 	case C.UMPI_THREAD:
 		return status.Errorf(status.InvalidArgument,
-			"%s: the thread level is below MPI_THREAD_SERIALIZED and this is not the thread that started MPI; "+
+			"%s: MPI has a thread level below MPI_THREAD_SERIALIZED, and another thread has started MPI; "+
 				"call from that thread, or start MPI with MPI_THREAD_MULTIPLE", operation)
 	case C.UMPI_NULL:
 		return status.Errorf(status.InvalidArgument,

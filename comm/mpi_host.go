@@ -53,7 +53,11 @@ func FromMPI(fortran int64) (Comm, error) {
 	} else {
 		code = C.umpi_from(C.int32_t(fortran), &m.c)
 	}
-	if err := mpiError(fmt.Sprintf("%s: handle %d", name, fortran), code); err != nil {
+	operation := name
+	if code != C.UMPI_THREAD { // an error of the thread is not of the handle
+		operation = fmt.Sprintf("%s: handle %d", name, fortran)
+	}
+	if err := mpiError(operation, code); err != nil {
 		return nil, err
 	}
 	if _, err := m.initialize(name); err != nil {

@@ -148,8 +148,11 @@ func hostOfMPI(t *testing.T, level int) {
 		go func() {
 			runtime.LockOSThread()
 			done <- w.Barrier()
+			_, err := FromMPI(-1)
+			done <- err
 		}()
 		mustBe(t, "another thread", <-done, status.InvalidArgument, "call from that thread")
+		mustBe(t, "another thread", <-done, status.InvalidArgument, "comm.FromMPI: MPI has a thread level below")
 	}
 	second, last := fromMPI(t, w.Fortran()), fromMPI(t, -1)
 	if err := errors.Join(w.Close(), second.Barrier(), second.Close()); err != nil {

@@ -99,22 +99,11 @@ func (x *checker) memory(kind callKind, saved, workspace tensor.Tensor) {
 	}
 	needSaved, needWorkspace := x.p.callBytes(x.p.layoutOf(x.b), kind)
 	if kind.keep {
-		x.err = checkBytes(x.op, "saved", saved, needSaved)
+		x.err = sp.CheckBytes(x.op, "saved", saved, needSaved)
 	}
 	if x.err == nil {
-		x.err = checkBytes(x.op, "workspace", workspace, needWorkspace)
+		x.err = sp.CheckBytes(x.op, "workspace", workspace, needWorkspace)
 	}
-}
-
-func checkBytes(op, name string, t tensor.Tensor, need int64) error {
-	if t.IsNil() && need == 0 {
-		return nil
-	}
-	if t.DType != tensor.U8 || t.Numel() < need || !t.Contiguous() {
-		return status.Errorf(status.InvalidArgument,
-			"%s: %s is %v; it must be U8 of at least %d bytes, see the plan's sizes", op, name, t, need)
-	}
-	return nil
 }
 
 // newChecker returns a checker of a call. Its error is set if the batch is of other ranks, or its

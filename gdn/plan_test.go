@@ -82,8 +82,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"dense", func(r *coreRun) { r.a.Q.Stride[3] = 2 }},
 		{"state_in is", func(r *coreRun) { r.a.StateIn = r.a.StateIn.Slice(0, 0, 1) }},
 		{"state_out is", func(r *coreRun) { r.a.StateOut = r.a.StateOut.Permute(0, 1, 3, 2) }},
-		{"saved is", func(r *coreRun) { r.a.Saved = r.a.Saved.Slice(0, 0, r.a.Saved.Numel()/2) }},
-		{"workspace is", func(r *coreRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, r.a.Workspace.Numel()/2) }},
+		{"saved has", func(r *coreRun) { r.a.Saved = r.a.Saved.Slice(0, 0, r.a.Saved.Numel()/2) }},
+		{"workspace has", func(r *coreRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, r.a.Workspace.Numel()/2) }},
 		{"dq is", func(r *coreRun) { r.g.DQ = r.g.DV }},
 		{"dout is nil", func(r *coreRun) { r.g.DOut = tensor.Tensor{} }},
 		{"dstate_out is", func(r *coreRun) { r.g.DStateOut = r.g.DStateOut.Select(0, 0) }},
@@ -124,8 +124,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"dz is nil", func(r *layerRun) { r.g.DZ = tensor.Tensor{} }},
 		{"dnorm is", func(r *layerRun) { r.g.DNorm = r.g.DConv }},
 		{"dconv is", func(r *layerRun) { r.g.DConv = r.g.DConv.Slice(0, 0, 1) }},
-		{"workspace is", func(r *layerRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, 100) }},
-		{"saved is", func(r *layerRun) { r.a.Saved = r.a.Saved.Slice(0, 0, 100) }},
+		{"workspace has", func(r *layerRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, 100) }},
+		{"saved has", func(r *layerRun) { r.a.Saved = r.a.Saved.Slice(0, 0, 100) }},
 		{"without a convolution", func(r *layerRun) { r.p.layer.ConvWidth = 0 }},
 	} {
 		r := prepareLayer(b, &k, false)

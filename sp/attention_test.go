@@ -414,8 +414,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"dense", func(r *layerRun) { r.a.Q.Stride[3] = 2 }},
 		{"lse is", func(r *layerRun) { r.a.LSE = r.a.LSE.Slice(2, 0, 3) }},
 		{"lse is", func(r *layerRun) { r.a.LSE = addUnitAxis(r.a.LSE) }},
-		{"saved is", func(r *layerRun) { r.a.Saved = r.a.Saved.Slice(0, 0, r.a.Saved.Numel()-1) }},
-		{"workspace is", func(r *layerRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, r.a.Workspace.Numel()-1) }},
+		{"saved has", func(r *layerRun) { r.a.Saved = r.a.Saved.Slice(0, 0, r.a.Saved.Numel()-1) }},
+		{"workspace has", func(r *layerRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, r.a.Workspace.Numel()-1) }},
 		{"dq is", func(r *layerRun) { r.g.DQ = r.g.DK }},
 		{"dout is nil", func(r *layerRun) { r.g.DOut = tensor.Tensor{} }},
 	} {

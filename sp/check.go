@@ -113,7 +113,7 @@ func (p *Plan) checkMemory(op string, b *Batch, a *Args) error {
 	if err := p.checkSaved(op, b, a); err != nil {
 		return err
 	}
-	return checkBytes(op, "workspace", a.Workspace, p.Sizes(b).Workspace)
+	return CheckBytes(op, "workspace", a.Workspace, p.Sizes(b).Workspace)
 }
 
 // checkSaved checks the sizes of the memory for saved activations, if it is given.
@@ -125,7 +125,7 @@ func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
 				op)
 		}
 		saved, lse := p.SeparateSizes(b)
-		if err := checkBytes(op, "saved_lse", a.SavedLSE, lse); err != nil {
+		if err := CheckBytes(op, "saved_lse", a.SavedLSE, lse); err != nil {
 			return err
 		}
 		need = saved
@@ -133,7 +133,7 @@ func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
 	if a.Saved.IsNil() {
 		return nil
 	}
-	return checkBytes(op, "saved", a.Saved, need)
+	return CheckBytes(op, "saved", a.Saved, need)
 }
 
 // NoSaved is the text of an error of a backward pass.
@@ -283,14 +283,18 @@ func checkShape(op, name string, t tensor.Tensor, dtype tensor.DType, shape ...i
 	return nil
 }
 
-// checkBytes checks that memory of the caller has at least the given number of bytes.
-func checkBytes(op, name string, t tensor.Tensor, need int64) error {
-	if t.IsNil() && need == 0 {
-		return nil
+// CheckBytes checks that memory of the caller has at least the given number of bytes.
+func CheckBytes(op, name string, t tensor.Tensor, need int64) error {
+	have := int64(0)
+	if !t.IsNil() {
+		if t.DType != tensor.U8 || !t.Contiguous() {
+			return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be dense and U8", op, name, t)
+		}
+		have = t.Numel()
 	}
-	if t.DType != tensor.U8 || t.Numel() < need {
+	if have < need {
 		return status.Errorf(status.InvalidArgument,
-			"%s: %s is %v; it must be U8 of at least %d bytes, the size that the plan reports", op, name, t, need)
+			"%s: %s has %d bytes and %d are needed; ask for the size before the call", op, name, have, need)
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ func (h *Halo) check(op string, b *Batch) error {
 			"%s: n is 0; give the number of rows, negative for rows behind this rank's own", op)
 	}
 	send, recv := b.HaloElements(int(b.rank), h.N, h.X.Shape[2])
-	return checkBytes(op, "workspace", h.Workspace, (send+recv)*h.X.DType.Size())
+	return CheckBytes(op, "workspace", h.Workspace, (send+recv)*h.X.DType.Size())
 }
 
 // Forward writes Rows, with zeros for rows outside of the document. It allocates only in the first

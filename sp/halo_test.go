@@ -120,10 +120,10 @@ func TestHaloRefused(t *testing.T) {
 	x, err := newBatch(1, 3, BatchSpec{Batch: 1, Seq: 9})
 	must(err)
 	for name, spoil := range map[string]func(h *Halo){
-		"n is 0":       func(h *Halo) { h.N, h.Rows = 0, b.tensor(1, 0, 2) },
-		"rows is":      func(h *Halo) { h.Rows = b.tensor(1, 3, 2) },
-		"x is":         func(h *Halo) { h.X = b.tensor(1, 4, 2) },
-		"workspace is": func(h *Halo) { h.Workspace = b.bytes(8) },
+		"n is 0":                    func(h *Halo) { h.N, h.Rows = 0, b.tensor(1, 0, 2) },
+		"rows is":                   func(h *Halo) { h.Rows = b.tensor(1, 3, 2) },
+		"x is":                      func(h *Halo) { h.X = b.tensor(1, 4, 2) },
+		"workspace has 8 bytes and": func(h *Halo) { h.Workspace = b.bytes(8) },
 	} {
 		h := Halo{N: 2, X: b.tensor(1, 3, 2), Rows: b.tensor(1, 2, 2), Workspace: b.bytes(64)}
 		spoil(&h)

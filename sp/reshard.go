@@ -305,7 +305,7 @@ func (p *Plan) checkReshard(op string, b *Batch, r *Reshard, back bool) ([]resha
 	}
 	send, recv := p.wireElements(tensors)
 	need := (send + recv) * tensors[0].seq.DType.Size()
-	return tensors, checkBytes(op, "workspace", r.Workspace, need)
+	return tensors, CheckBytes(op, "workspace", r.Workspace, need)
 }
 
 // pairTensors checks the tensors of a reshard and pairs each seq with its heads.
