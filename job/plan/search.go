@@ -312,11 +312,11 @@ func printCandidates(out io.Writer, all []candidate, m *Machine, experts bool) e
 	if experts {
 		head = "\texperts"
 	}
-	fmt.Fprintln(w, "ulysses\tring\tkeys\tdata\tzero"+head+"\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
+	fmt.Fprintln(w, "ulysses\tring\tkeys\tdata\tzero"+head+"\tmemory of a rank\texpected s\ttokens/s\tlongest sequence\t")
 	for _, c := range all {
 		memory, seconds, rate := "does not fit", "", ""
 		if c.why == nil {
-			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds),
+			memory, seconds, rate = units.Bytes(c.memory), fmt.Sprintf("%.4g", c.seconds),
 				units.Short(c.rate)
 		} else if status.Of(c.why) == status.InvalidConfig {
 			memory = "not possible"

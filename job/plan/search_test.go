@@ -72,6 +72,9 @@ zero = 1
 		if named := strings.Contains(text, "left out"); named != c.left || c.left && (left < 1 || of != all) {
 			t.Errorf("network %v: %d of %d meshes are left out, %d are possible:\n%s", c.network, left, of, all, text)
 		}
+		if !strings.Contains(text, "MiB  ") { // as the memory of a tiny model is shown
+			t.Errorf("network %v: no memory in MiB:\n%s", c.network, text)
+		}
 		if shown := tableRows(text); shown != all-left {
 			t.Errorf("network %v: %d meshes are shown, want %d - %d:\n%s", c.network, shown, all, left, text)
 		}
@@ -143,7 +146,7 @@ sequence = 1024
 		return file.Parse([]byte(moe), "job.toml", sets, os.LookupEnv)
 	}
 	for sets, want := range map[string]string{
-		"parallel.zero=3":                    "data zero experts GiB of a rank expected s tokens/s longest sequence 1 1 8 3 8 ",
+		"parallel.zero=3":                    "data zero experts memory of a rank expected s tokens/s longest sequence 1 1 8 3 8 ",
 		"parallel.zero=3 parallel.experts=1": "tokens/s longest sequence 1 1 8 3 1 "} {
 		var out strings.Builder
 		err := search(&out, func(more ...string) (*file.Job, error) {
