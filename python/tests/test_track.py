@@ -213,6 +213,30 @@ class Track(unittest.TestCase):
             self.assertEqual(track.main([str(self.folder), "--to", "mlflow", "--once"]), 1)
         self.assertIn("pip install mlflow", err.getvalue())
 
+    def test_command_that_fails(self):
+        """Errors of a tracker and of the file beside metrics.jsonl are one line."""
+
+        def refuse(*args, **options):
+            raise RuntimeError("no store\n  at http://127.0.0.1:1")
+
+        self.write(step(1))
+        for name in ("set_experiment", "start_run", "log_metrics"):
+            mlflow, err = Mlflow(), io.StringIO()
+            setattr(mlflow, name, refuse)
+            with mock.patch.dict(sys.modules, {"mlflow": mlflow}), contextlib.redirect_stderr(err):
+                command = [str(self.folder), "--to", "mlflow", "--once", "--project", "p"]
+                self.assertEqual(track.main(command), 1)
+            self.assertEqual(
+                err.getvalue(),
+                "ulysses.track: sending to mlflow: RuntimeError: no store at http://127.0.0.1:1; "
+                "run the command again to send the rest\n",
+            )
+        (self.folder / ".track-wandb.json").write_text("{")
+        err = io.StringIO()
+        with mock.patch.dict(sys.modules, {"wandb": Wandb()}), contextlib.redirect_stderr(err):
+            self.assertEqual(track.main([str(self.folder), "--to", "wandb", "--once"]), 1)
+        self.assertRegex(err.getvalue(), r"^ulysses\.track: .*not the state of a tailer.*\n$")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -112,6 +112,10 @@ class Sent:
         return float(record.get("time") or 0.0)
 
 
+class StateError(ValueError):
+    """The file that remembers what was sent is damaged."""
+
+
 class WandbTracker:
     """Sends records to Weights & Biases. `module` stands for the package in tests."""
 
@@ -171,7 +175,7 @@ def _read_state(path: pathlib.Path) -> Sent:
     except FileNotFoundError:
         return Sent()
     except (ValueError, TypeError) as e:
-        raise ValueError(f"{path}: not the state of a tailer ({e}); remove it to send all") from e
+        raise StateError(f"{path}: not the state of a tailer ({e}); remove it to send all") from e
 
 
 def _write_state(path: pathlib.Path, sent: Sent) -> None:
@@ -249,15 +253,24 @@ def main(args: list[str] | None = None) -> int:
     trackers: dict[str, Any] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
     try:
         tracker = trackers[given.to](project=given.project, name=given.name)
-    except ImportError as e:
-        print(f"ulysses.track: {e}; install it with pip install {given.to}", file=sys.stderr)
-        return 1
-    try:
         n = follow(given.folder, tracker, once=given.once, idle=given.idle)
     except KeyboardInterrupt:
         return 0
+    except ImportError as e:
+        return _failed(f"{e}; install it with pip install {given.to}")
+    except StateError as e:
+        return _failed(str(e))
+    except Exception as e:  # the packages of trackers have errors of many classes
+        why = " ".join(f"{type(e).__name__}: {e}".split())  # one line
+        return _failed(f"sending to {given.to}: {why}; run the command again to send the rest")
     print(f"{n} records sent to {given.to}")
     return 0
+
+
+def _failed(message: str) -> int:
+    """Prints the error of the command, and returns its exit code."""
+    print(f"ulysses.track: {message}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
