@@ -367,7 +367,7 @@ def async_ulysses_qkv_projection(
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         check_one_group(operation, ctx)
-        check_padded(operation, padded, size)
+        padding = check_padded(operation, padded, size)
         _check_tensors(operation, tensors, *(n for n in tensors if "bias" in n or "norm" in n))
         _check_axes(operation, seq_dimension, head_dimension, x.ndim - 1)
         _check_qkv(operation, ctx.size, head_dim, tensors)
@@ -381,7 +381,7 @@ def async_ulysses_qkv_projection(
                 "eps": number(operation, "eps", eps),
                 "unpadded_dim_size": size,
                 "head_dim": head_dim,
-                "padded": flag(operation, "padded", padded),
+                "padded": padding,
                 "gradients": wants_gradient(*tensors.values()),
             },
             (x.shape[seq_dimension],),

@@ -118,7 +118,7 @@ def gather_seq_scatter_heads(
         check_one_group(operation, ctx)
         several = _several(operation, x)
         axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
-        check_padded(operation, padded, unpadded_dim_size)
+        padding = check_padded(operation, padded, unpadded_dim_size)
         if several:
             _fit(operation, several, axes)
             for t, (_, head) in zip(several, axes):
@@ -134,7 +134,7 @@ def gather_seq_scatter_heads(
                 "seq_dim": [seq for seq, _ in axes],
                 "head_dim": [head for _, head in axes],
                 "unpadded_dim_size": unpadded_dim_size,
-                "padded": flag(operation, "padded", padded),
+                "padded": padding,
                 "async_op": flag(operation, "async_op", async_op),
                 "gradients": wants_gradient(*(several or (x,))),
             },
@@ -167,14 +167,17 @@ def check_one_group(operation: str, ctx: Context) -> None:
         )
 
 
-def check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
-    """Raises InvalidArgument for a wrong unpadded_dim_size; 0 = there is no padding."""
+def check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> bool:
+    """Returns padded as a bool. Raises InvalidArgument for a wrong unpadded_dim_size; 0 = there is
+    no padding."""
     whole(operation, "unpadded_dim_size", unpadded_dim_size or 0, 0)
-    if not flag(operation, "padded", padded) and not unpadded_dim_size:
+    padding = flag(operation, "padded", padded)
+    if not padding and not unpadded_dim_size:
         raise InvalidArgument(
             f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
             "whole sequence as unpadded_dim_size"
         )
+    return padding
 
 
 def padded_lengths(
@@ -234,7 +237,7 @@ def gather_seq_scatter_heads_qkv(
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], int]:
         check_one_group(operation, ctx)
         seq, last = _axes(operation, x, seq_dim, -1)
-        check_padded(operation, padded, size)
+        padding = check_padded(operation, padded, size)
         features = x.shape[last]
         if features == 0 or features % (3 * ctx.size):
             raise InvalidArgument(
@@ -247,7 +250,7 @@ def gather_seq_scatter_heads_qkv(
                 "seq_dim": seq,
                 "unpadded_dim_size": size,
                 "restore_shape": flag(operation, "restore_shape", restore_shape),
-                "padded": flag(operation, "padded", padded),
+                "padded": padding,
                 "async_op": flag(operation, "async_op", async_op),
                 "gradients": wants_gradient(x),
             },
