@@ -99,8 +99,11 @@ func TestGenerateFaults(t *testing.T) {
 		none: "there is no folder " + none + "; give a Hugging Face folder",
 		filepath.Join(out, "checkpoints", "step-00000006"): "no config.json here; give a Hugging Face folder",
 	} {
-		if code, _, errs := call("generate", folder, "the"); code != status.IO || !strings.Contains(errs, want) {
-			t.Errorf("%s: %v: %s", folder, code, errs)
+		for _, words := range [][]string{{"the"}, {"the", "--chat"}} {
+			code, _, errs := call(append([]string{"generate", folder}, words...)...)
+			if code != status.IO || !strings.Contains(errs, want) {
+				t.Errorf("%s %q: %v: %s", folder, words, code, errs)
+			}
 		}
 	}
 }

@@ -5,11 +5,15 @@ import (
 
 	"ulysses/data/chat"
 	"ulysses/internal/status"
+	"ulysses/model"
 )
 
 // Asked returns what the chat template of a model folder makes of a prompt: of the words of a user,
 // or of a conversation in JSON.
 func Asked(folder string, prompt []byte) ([]byte, error) {
+	if _, err := model.ReadConfig(folder, nil); err != nil { // a folder without a model has no template either
+		return nil, err
+	}
 	r, err := chat.Open(chat.Options{Template: folder, Folder: folder, TrainOn: chat.All,
 		Date: time.Now().Format(time.DateOnly)})
 	if err != nil {
