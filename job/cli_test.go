@@ -324,6 +324,25 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// An empty path, as of an unset variable of a shell, stands for nothing.
+func TestEmptyWords(t *testing.T) {
+	for want, args := range map[string][]string{
+		"run: job file is empty; name one":          {""},
+		"plan: job file is empty; name one":         {"plan", ""},
+		"eval: folder is empty; name one":           {"eval", "a.toml", ""},
+		"export: checkpoint is empty; name one":     {"export", "", "m"},
+		"export: folder is empty; name one":         {"export", "out", ""},
+		"diagnose: folder is empty; name one":       {"diagnose", ""},
+		"init: model-folder is empty; name one":     {"init", ""},
+		"generate: model-folder is empty; name one": {"generate", "", "a"},
+		"there is no folder none":                   {"generate", "none", ""}, // a prompt may be empty
+	} {
+		if code, out, errs := call(args...); code == status.OK || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%q: %v: %s%s", args, code, out, errs)
+		}
+	}
+}
+
 // Flags may be in front of the verb. The error for a flag of another verb names that verb, and the
 // error for a mistyped verb names the likely one.
 func TestFlagsAndVerbs(t *testing.T) {
@@ -333,6 +352,7 @@ func TestFlagsAndVerbs(t *testing.T) {
 		"version --json":      "version: this verb has no flags",
 		"doctor --ranks 2":    "doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml",
 		"doctor --cluster=":   "doctor: --cluster: empty; name a file",
+		"logits a --logits":   "logits: --logits: nothing is done with them; add --tensors or --compare",
 		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify",
 		"verfiy a.toml":                  "verfiy: unknown verb; did you mean verify?",
 		"a.toml -x":                      "unknown flag -x;",

@@ -238,10 +238,14 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		return fmt.Errorf("%s %s: %[1]s has no arguments; remove it", v.name, words[0])
 	case len(words) < len(want):
 		return fmt.Errorf("%s: %s is missing; name one", v.name, want[len(words)])
+	case v.emptyWord(words) != "":
+		return fmt.Errorf("%s: %s is empty; name one", v.name, v.emptyWord(words))
 	case cmd.Flags().Changed("tensors") && o.tensors == "":
 		return errors.New(v.name + ": --tensors: empty; name a file")
 	case cmd.Flags().Changed("compare") && o.compare == "":
 		return errors.New(v.name + ": --compare: empty; name a folder")
+	case o.logits && o.tensors == "" && o.compare == "":
+		return errors.New(v.name + ": --logits: nothing is done with them; add --tensors or --compare")
 	case cmd.Flags().Changed("output") && o.output == "":
 		return errors.New(v.name + ": --output: empty; name a file")
 	case v.rest != "" && !v.restOptional && len(o.launcher) == 0:
@@ -273,6 +277,21 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		}
 	}
 	return nil
+}
+
+// emptyWord returns the name of a path that is empty, as an unset variable of a shell is; "" if
+// there is none. An empty path would stand for the current folder, or for no path.
+func (v *verb) emptyWord(words []string) string {
+	for i, word := range words {
+		switch {
+		case word != "" || v.name == "generate" && i > 0: // a prompt may be empty
+		case i < len(v.words):
+			return v.words[i]
+		default:
+			return v.option
+		}
+	}
+	return ""
 }
 
 // refuseFlags refuses flags that belong to other verbs.
