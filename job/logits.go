@@ -32,7 +32,7 @@ func Logits(o Options) error {
 		}
 	}
 	return onRanks(o, func(e *Env) error {
-		if err := comm.Agree(e.Mesh.World, o.checkTensorsFile()); err != nil {
+		if err := comm.Agree(e.Mesh.World, o.checkTensorsFile(e.Mesh.World.Rank())); err != nil {
 			return err
 		}
 		t, err := evaluateTokens(e, o.logits)

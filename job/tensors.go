@@ -23,15 +23,22 @@ func tokenResults(c comm.Comm, own []train.TokenResult) ([]train.TokenResult, er
 	return all, err
 }
 
-// checkTensorsFile returns an error if the file of --tensors exists.
-func (o *Options) checkTensorsFile() error {
-	if o.tensors == "" {
+// checkTensorsFile returns an error on rank 0, which writes the file of --tensors, if the file
+// exists or its folder cannot be written. Otherwise the evaluation would be lost.
+func (o *Options) checkTensorsFile(rank int) error {
+	if o.tensors == "" || rank > 0 {
 		return nil
 	}
 	if _, err := os.Lstat(o.tensors); err == nil {
 		return status.Errorf(status.IO, "%s: --tensors %s: the file exists; name another file, or remove it", o.verb,
 			o.tensors)
 	}
+	temp, err := tensor.Beside(o.tensors, func(name string) error { return os.Mkdir(name, 0o777) })
+	if err != nil {
+		return status.Errorf(status.IO, "%s: --tensors %s: its folder cannot be written: %w; name another file",
+			o.verb, o.tensors, err)
+	}
+	tensor.Discard(temp)
 	return nil
 }
 

@@ -2,7 +2,9 @@ package job
 
 import (
 	"math"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"ulysses/internal/status"
@@ -27,6 +29,27 @@ func TestVerifyWritesTensors(t *testing.T) {
 			t.Errorf("an existing file was overwritten: %v %s", code, errs)
 		}
 		checkTokens(t, path)
+	}
+}
+
+// A file of --tensors that cannot be written is refused before the evaluation. The other ranks may
+// not have its folder.
+func TestTensorsFileIsCheckedFirst(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{verb: "logits", tensors: filepath.Join(dir, "none", "x.safetensors")}
+	if err := o.checkTensorsFile(0); status.Of(err) != status.IO ||
+		!strings.Contains(err.Error(), "its folder cannot be written: ") {
+		t.Error(err)
+	}
+	if err := o.checkTensorsFile(1); err != nil {
+		t.Error(err)
+	}
+	o.tensors = filepath.Join(dir, "x.safetensors")
+	if err := o.checkTensorsFile(0); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Error(left, err)
 	}
 }
 

@@ -33,7 +33,7 @@ func Verify(o Options) error {
 		if !e.Job.IsModelJob() {
 			compute = operatorTensors
 		}
-		if err := comm.Agree(e.Mesh.World, o.checkTensorsFile()); err != nil {
+		if err := comm.Agree(e.Mesh.World, o.checkTensorsFile(e.Mesh.World.Rank())); err != nil {
 			return err
 		}
 		all, err := compute(e)
