@@ -305,6 +305,11 @@ func TestLogits(t *testing.T) {
 		c.Set != []string{"near", "far.x"}[whole("set")[at]] {
 		t.Errorf("%s: losses %v and %v; mean %v, max %v at %d", out, *all[0].Loss, *all[2].Loss, sum/n, worst, at)
 	}
+	if code, _, errs := call("logits", filepath.Join(dir, "job.toml"), model, "--set",
+		"data.sequence=1"); code != status.OK ||
+		!strings.Contains(errs, "WRN logits: no token of the evaluation's files is a target") {
+		t.Errorf("%v: %s", code, errs)
+	}
 	bad := filepath.Join(t.TempDir(), "other")
 	if code, _, errs := call("logits", filepath.Join(dir, "job.toml"), "--compare",
 		bad); code != status.InvalidConfig || !strings.Contains(errs, "logits: "+bad) {

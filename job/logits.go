@@ -46,6 +46,9 @@ func Logits(o Options) error {
 			}
 		}
 		if e.world.Rank() == 0 {
+			if _, n := t.mean(); n == 0 {
+				e.Log.Warn().Msg("logits: " + noTargets)
+			}
 			err = t.report(e.Result, &o, other)
 		}
 		return comm.Agree(e.world, err)

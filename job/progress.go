@@ -24,7 +24,11 @@ type progress struct {
 	untargeted bool // a step without targets was logged
 }
 
-const notTargets = "a target is neither the first token of a sequence or a document nor a label of -100"
+const (
+	notTargets = "a target is neither the first token of a sequence or a document nor a label of -100"
+	noTargets  = "no token of the evaluation's files is a target (" + notTargets +
+		"), so the loss is 0 and has no meaning; evaluate longer documents"
+)
 
 func newProgress(e *Env, steps, done int64) *progress {
 	p := &progress{env: e, steps: steps, totals: &report.Totals{Resumed: done}}
@@ -68,9 +72,7 @@ func (p *progress) step(r *train.Record) error {
 func (p *progress) eval(r *train.EvalRecord) {
 	p.totals.Evals = append(p.totals.Evals, r)
 	if r.EvalTokens == 0 {
-		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: no token of the evaluation's files is a target (" +
-			notTargets + "), " +
-			"so the loss is 0 and has no meaning; evaluate longer documents")
+		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: " + noTargets)
 		return
 	}
 	for _, set := range r.Sets {
