@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -35,7 +36,13 @@ func Find(path string) ([]string, error) {
 	if _, err := os.Lstat(filepath.Join(path, ManifestFile)); err == nil {
 		return []string{path}, nil
 	}
-	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, status.Errorf(status.IO,
+			"checkpoint %s: there is no such folder; name a checkpoint, or the folder in which a run keeps checkpoints",
+			path)
+	}
+	if err == nil && !info.IsDir() {
 		return nil, status.Errorf(status.IO,
 			"checkpoint %s: it is a file; name a checkpoint, which is a folder, or the folder in which a run keeps checkpoints",
 			path)

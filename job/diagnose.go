@@ -15,6 +15,11 @@ import (
 // diagnose is the verb diagnose. o.words is the folder of the records, or an output.dir.
 func diagnose(o Options) error {
 	dir := o.words[0]
+	if !isFolder(dir) {
+		return status.Errorf(status.IO,
+			"diagnose: there is no folder %s, and a run that ends without a fault removes its folder flight; name the output.dir of a run that hangs or has failed",
+			dir)
+	}
 	if inside := filepath.Join(dir, flightFolder); isFolder(inside) {
 		dir = inside
 	}

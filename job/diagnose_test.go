@@ -55,6 +55,12 @@ func TestDiagnoseVerb(t *testing.T) {
 		d.Culprits[0].Waiting != 7 {
 		t.Errorf("%+v %v", d, err)
 	}
+	for _, path := range []string{"no-folder", filepath.Join(dir, "flight", "rank-00000.flight")} {
+		if code, _, stderr := call("diagnose", path); code != status.IO ||
+			!strings.Contains(stderr, "diagnose: there is no folder "+path) {
+			t.Errorf("%v: %s", code, stderr)
+		}
+	}
 	if code, _, stderr := call("diagnose", t.TempDir()); code != status.IO ||
 		!strings.Contains(stderr, "which a run that ends without a fault removes; name the output.dir of a run") {
 		t.Errorf("exit %v: %s", code, stderr)

@@ -195,7 +195,9 @@ func TestExportFaults(t *testing.T) {
 			}
 			return errors.Join(err, edit("format", 1)(state), edit("sha256", nil)(state))
 		}, status.InvalidConfig, `element type "F33"`},
-		{"none", os.RemoveAll, status.IO, "neither a manifest.json nor"},
+		{"none", os.RemoveAll, status.IO, "there is no such folder"},
+		{"empty", func(state string) error { return errors.Join(os.RemoveAll(state), os.Mkdir(state, 0o777)) },
+			status.IO, "neither a manifest.json nor"},
 	} {
 		state, folder := filepath.Join(t.TempDir(), "step-00000002"), filepath.Join(t.TempDir(), "model")
 		if err := os.CopyFS(state, whole); err != nil {
@@ -267,6 +269,10 @@ func TestExportSkipsDamaged(t *testing.T) {
 	file := filepath.Join(newest, "manifest.json")
 	if code, _, errs := call("export", file, filepath.Join(dir, "another")); code != status.IO ||
 		!strings.Contains(errs, "checkpoint "+file+": it is a file; name a checkpoint") {
+		t.Errorf("%v: %s", code, errs)
+	}
+	if code, _, errs := call("export", file+"-none", filepath.Join(dir, "new")); code != status.IO ||
+		!strings.Contains(errs, "checkpoint "+file+"-none: there is no such folder; name a checkpoint") {
 		t.Errorf("%v: %s", code, errs)
 	}
 	if code, _, errs := call("export", all, file); code != status.IO ||
