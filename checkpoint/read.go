@@ -201,7 +201,7 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 	if kinds > c.Kinds {
 		faults = append(faults, "it does not have the optimizer's moments")
 	}
-	n := 0
+	n, shapes := 0, 0 // tensors of the run, and those with another shape in the checkpoint
 	var missing []string
 	for _, g := range groups {
 		for _, t := range g.Tensors {
@@ -210,9 +210,14 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 			if !ok {
 				missing = append(missing, t.Name)
 			} else if own := c.shape(at, t.Name); !slices.Equal(own, t.Shape) {
-				faults = append(faults, fmt.Sprintf("%s is %v, in it %v", t.Name, t.Shape, own))
+				if shapes++; shapes == 1 { // a large model has thousands
+					faults = append(faults, fmt.Sprintf("%s is %v, in it %v", t.Name, t.Shape, own))
+				}
 			}
 		}
+	}
+	if more := shapes - 1; more > 0 {
+		faults = append(faults, units.Count(more, "other parameter")+" with another shape")
 	}
 	switch more := len(missing) - 1; {
 	case more == 0:

@@ -266,7 +266,7 @@ func TestResumeFaults(t *testing.T) {
 			want: []string{"not written by this program"}},
 		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig,
 			want: []string{"of another run", "intermediate_size of the model is 48, it was 40", "mlp",
-				"[48 24], in it [40 24]"}, whole: true},
+				"[48 24], in it [40 24]; ", " other parameters with another shape"}, whole: true},
 		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig,
 			want: []string{"global batch is 8, it was 4"}, whole: true},
 		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig,
