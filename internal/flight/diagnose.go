@@ -158,6 +158,7 @@ func (c *comparison) standing(i int) Standing {
 	case r.State == Running && !r.Signalled && c.now-r.Beat > c.limit:
 		s.Condition = Gone
 	}
+	s.For = max(0, s.For) // the operation may be younger than the last sign of life
 	s.Seconds = s.For.Seconds()
 	return s
 }

@@ -207,6 +207,20 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
+// An operation that began after the last sign of life has lasted 0 s, and not less.
+func TestYoungOperation(t *testing.T) {
+	w := newWorld(t)
+	for i := range w.ranks {
+		w.ago(i, time.Second)
+		w.begin(i, "all-gather", Group{Axis: "world", Stride: 1, Size: 4})
+	}
+	for _, s := range w.diagnose().Ranks {
+		if s.Seconds != 0 || s.For != 0 {
+			t.Errorf("rank %d is in its operation for %v", s.Rank, s.For)
+		}
+	}
+}
+
 // The ring keeps the last operations, recording allocates nothing, and a record of private memory
 // moves into the file.
 func TestRing(t *testing.T) {
@@ -273,6 +287,14 @@ func TestFolder(t *testing.T) {
 	old := filepath.Join(w.dir, previous)
 	if ranks, err := ReadFolder(old); err != nil || len(ranks) != 4 {
 		t.Errorf("%d records, %v", len(ranks), err)
+	}
+	damaged := t.TempDir()
+	if err := os.WriteFile(filepath.Join(damaged, verdictFile), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Find(damaged); err == nil || !strings.Contains(err.Error(), verdictFile+" is damaged") ||
+		!strings.Contains(err.Error(), "; remove it") {
+		t.Error(err)
 	}
 	// A record that somebody truncates does not end the run.
 	if err := os.Truncate(File(old, 1), 0); err != nil {

@@ -72,7 +72,7 @@ func Read(path string) (*Rank, error) {
 	}
 	var h header
 	if len(b) != fileSize || string(b[:8]) != magic {
-		return nil, status.Errorf(status.IO, "%s is not a record of the flight recorder", path)
+		return nil, status.Errorf(status.IO, "%s is not a record of the flight recorder; remove it", path)
 	}
 	if _, err := binary.Decode(b[:headerSize], binary.NativeEndian, &h); err != nil {
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)

@@ -21,7 +21,8 @@ func Find(dir string) (*Diagnosis, error) {
 	if err == nil && len(text) > 0 {
 		d := new(Diagnosis)
 		if err := json.Unmarshal(text, d); err != nil {
-			return nil, status.Errorf(status.IO, "%s: %w", filepath.Join(dir, verdictFile), err)
+			return nil, status.Errorf(status.IO, "%s is damaged: %w; remove it, and the records of the ranks are compared",
+				filepath.Join(dir, verdictFile), err)
 		}
 		return d, nil
 	}
