@@ -333,6 +333,17 @@ func TestLoRAIsRefused(t *testing.T) {
 		base); code != status.InvalidArgument || !strings.Contains(errs, "never overwritten") {
 		t.Errorf("a merge into the base model: %v %s", code, errs)
 	}
+	adapters := filepath.Join(dir, "first", "adapter")
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(adapters, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{adapters, link} { // otherwise the adapters would be lost
+		if code, _, errs := call("export", "--merge", "--force", adapters, to); code != status.InvalidArgument ||
+			!strings.Contains(errs, to+" has the adapters") {
+			t.Errorf("a merge into the folder of the adapters: %v %s", code, errs)
+		}
+	}
 	other, err := os.ReadFile("../testdata/goldens/models/qwen2/model.safetensors")
 	if err != nil {
 		t.Fatal(err)

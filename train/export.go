@@ -116,7 +116,7 @@ func merged(c *checkpoint.Checkpoint, cfg *model.Config, base, adapters []model.
 }
 
 // MergeAdapters writes the model folder of a folder of PEFT, merged with the base model that it
-// names. force is as in Export.
+// names. force is as in Export; the folder of PEFT itself is never overwritten.
 func MergeAdapters(path, folder string, force bool) error {
 	f, err := model.OpenAdapters(path)
 	if err != nil {
@@ -128,6 +128,10 @@ func MergeAdapters(path, folder string, force bool) error {
 		return status.Errorf(status.Of(err), "export: the base model of %s: %w", path, err)
 	}
 	defer base.Close()
+	if outdir.Inside(folder, path) && outdir.Inside(path, folder) {
+		return status.Errorf(status.InvalidArgument,
+			"export: %s has the adapters, which the merged model would replace; name another folder", folder)
+	}
 	if err := checkFolder(f.Base, folder, force); err != nil {
 		return err
 	}
