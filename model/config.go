@@ -60,7 +60,8 @@ type Config struct {
 	EmbeddingScale, ResidualScale, LogitsScale float64
 	NoRope                                     []bool // layers without RoPE; nil = none (SmolLM3)
 
-	raw map[string]any // config.json as read, for Save and Override
+	packing packing        // of the weights in files
+	raw     map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
 	forced bool
 	// inJob says that the fields are in the job file, not in a config.json.
@@ -351,7 +352,7 @@ func (c *Config) readRefused(r *reader) {
 	}
 	c.refuseExperts(r)
 	for _, name := range []string{"vision_config", "quantization_config"} {
-		if r.has(name) && !(name == "quantization_config" && c.readsPacked(r)) {
+		if r.has(name) && !(name == "quantization_config" && c.readPacking(r)) {
 			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
 		}
 	}

@@ -70,6 +70,9 @@ func (c *Config) fields() fields {
 	if c.raw != nil {
 		f = asFloats(c.raw).(map[string]any)
 	}
+	if c.packing != (packing{}) {
+		delete(f, "quantization_config") // the weights are written as they are read
+	}
 	f.put("architectures", []string{c.family.class})
 	f.put(c.family.activation.field, c.family.activation.name)
 	f.put("num_key_value_heads", c.NumKeyValueHeads)

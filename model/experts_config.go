@@ -302,17 +302,6 @@ func (c *Config) checkOwnBalance(r *reader, own map[string]any) {
 	}
 }
 
-// readsPacked reports whether a folder is quantized in the form that is read: MXFP4 of gpt-oss. The
-// field is not written again.
-func (c *Config) readsPacked(r *reader) bool {
-	q, _ := r.raw["quantization_config"].(map[string]any)
-	if c.stackedExperts() && q["quant_method"] == "mxfp4" {
-		r.value("quantization_config")
-		return true
-	}
-	return false
-}
-
 // readClamp refuses other constants of the activation of gpt-oss than the published ones.
 func (c *Config) readClamp(r *reader) {
 	for _, x := range []struct {
@@ -348,9 +337,6 @@ func writeExperts(c *Config, f fields) {
 	if e.Count == 0 {
 		f.put(names.number, e.Count)
 		return
-	}
-	if names.stacked {
-		delete(f, "quantization_config") // the weights are written as they are read
 	}
 	if !slices.ContainsFunc(names.aliases, func(alias string) bool { return f[alias] != nil }) {
 		f.put(names.number, e.Count)

@@ -33,6 +33,7 @@ type Folder struct {
 	files []*tensor.Safetensors
 	where map[string]location // by the names of this package
 
+	scaled       map[string]*scaled // matrices in FP8, by their names in the files
 	packed       map[string]*packed // matrices in MXFP4, by their names without a suffix
 	unpackedName string             // of the matrix in unpacked
 	unpacked     []float32
@@ -48,6 +49,7 @@ type location struct {
 	alternates bool // columns of gate and up alternate in the file
 	// of a tensor in MXFP4: returns all elements
 	decode func() ([]float32, error)
+	scaled *scaled // of a tensor in FP8: the matrix of which it is a part
 }
 
 // read fills dst with elements from at on.
@@ -63,7 +65,12 @@ func (l location) read(at int64, dst []float32) error {
 	if l.whole != nil {
 		stored = *l.whole
 	}
-	read := func(at int64, dst []float32) error { return l.file.ReadFloat32(stored, at, dst) }
+	read := func(at int64, dst []float32) error {
+		if l.scaled != nil {
+			return l.scaled.read(stored, at, dst)
+		}
+		return l.file.ReadFloat32(stored, at, dst)
+	}
 	if l.alternates {
 		return reordered(at, l.entry.Shape[len(l.entry.Shape)-1], dst, fileColumn, read)
 	}
@@ -88,10 +95,14 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 
 // OpenWeights reads the headers of the weights' files of a folder with a known configuration.
 func OpenWeights(dir string, cfg *Config) (*Folder, error) {
-	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}, packed: map[string]*packed{}}
+	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}, packed: map[string]*packed{},
+		scaled: map[string]*scaled{}}
 	err := f.openWeights()
 	if err == nil {
 		err = f.locatePacked()
+	}
+	if err == nil {
+		err = f.checkScaled()
 	}
 	if err != nil {
 		f.Close()
@@ -214,6 +225,8 @@ func (f *Folder) openWeights() error {
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
 		if _, _, ok := f.Config.mxEntry(f.Config.family.files.textName(name)); ok {
 			continue // locatePacked
+		} else if f.Config.isScales(name) {
+			continue // checkScaled
 		}
 		text := f.Config.nameOf(name)
 		if x, before, after := f.Config.family.files.fusedAs(text); x != nil {
@@ -239,6 +252,10 @@ func (f *Folder) openFile(name string) error {
 		if f.addPacked(stored, s) {
 			continue
 		}
+		quantized := f.addScaled(stored, s)
+		if f.Config.isScales(stored.Name) {
+			continue
+		}
 		parts, err := f.Config.partsOf(stored)
 		if err != nil {
 			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)
@@ -248,7 +265,9 @@ func (f *Folder) openFile(name string) error {
 				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir,
 					input.Short(at.entry.Name), filepath.Base(first.file.Path), name)
 			}
-			at.file = s
+			if at.file = s; quantized != nil {
+				at.scaled, at.entry.DType = quantized, tensor.BF16
+			}
 			f.where[own] = at
 		}
 	}

@@ -61,6 +61,9 @@ func (e Entry) Part(name string, from int64, shape ...int64) Entry {
 	return part
 }
 
+// Offset returns the bytes of whole before e, which is a part of it.
+func (e Entry) Offset(whole Entry) int64 { return e.lo - whole.lo }
+
 func (e Entry) String() string {
 	return fmt.Sprintf("%s %s%s", input.Short(e.Name), input.Short(e.TypeName), list(e.Shape))
 }

@@ -77,7 +77,7 @@ var (
 	ExpertAdapters = &Feature{
 		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe and ernie4_5_moe",
 		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
-	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4",
+	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4 and FP8 with scales of blocks",
 		Where:   "`vision_config` and `quantization_config` of a config.json",
 		Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json",

@@ -1,0 +1,122 @@
+"""Folders in FP8 with scales of blocks, as DeepSeek-V3 is published, compared with transformers."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+import test_parity
+from reference import TOLERANCE, error
+from test_parity import LR, job, need_program, run, tensors_of
+
+try:
+    import torch
+    from parity import Reference, build, data, load
+    from safetensors.torch import load_file, save_file
+except ImportError:
+    pass  # need_program skips the test
+
+BLOCK = (16, 10)  # does not divide the matrices
+SCALES = "_scale_inv"
+
+
+def quantized(x):
+    """Returns a matrix in FP8, its scales, and the matrix that they are."""
+    rows, columns = ((n + b - 1) // b for n, b in zip(x.shape, BLOCK))
+    padded = torch.zeros(rows * BLOCK[0], columns * BLOCK[1])
+    padded[: x.shape[0], : x.shape[1]] = x
+    blocks = padded.view(rows, BLOCK[0], columns, BLOCK[1])
+    scales = blocks.abs().amax((1, 3), keepdim=True) / 448
+    low = (blocks / scales).to(torch.float8_e4m3fn)
+    cut = [y.reshape(padded.shape)[: x.shape[0], : x.shape[1]] for y in (low, low.float() * scales)]
+    return cut[0].contiguous(), scales.view(rows, columns), cut[1]
+
+
+@need_program
+class FP8(unittest.TestCase):
+    setUp = test_parity.Parity.setUp
+
+    def quantize(self, family: str):
+        """Writes a folder, and a model's folder with the same numbers in F32. Returns both."""
+        plain, packed = self.folder / "plain", self.folder / "packed"
+        build(family).save_pretrained(plain)
+        build(family).save_pretrained(packed)
+        numbers = load_file(plain / "model.safetensors")
+        stored = dict(numbers)
+        for name, x in list(numbers.items()):
+            if name.endswith("proj.weight"):
+                stored[name], stored[name + SCALES], numbers[name] = quantized(x)
+        save_file({n: x.contiguous() for n, x in numbers.items()}, plain / "model.safetensors")
+        save_file(stored, packed / "model.safetensors")
+        self.configure(packed, quant_method="fp8", fmt="e4m3", weight_block_size=BLOCK)
+        save_file(data(), self.folder / "data.safetensors")
+        return plain, packed
+
+    def configure(self, folder, **fields) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = fields
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def check(self, family: str, *sets: str, ranks: int = 1) -> None:
+        plain, packed = self.quantize(family)
+        path = job(self.folder, packed)
+        logits, loss, _ = Reference(load(family, plain)).step(0, LR)
+        found = tensors_of(self.folder / "found.safetensors", path, ranks, list(sets))
+        self.assertLessEqual(error(found["logits"], logits), TOLERANCE)
+        self.assertLessEqual(error(found["loss"], loss), TOLERANCE)
+        # The saved folder has the matrices in BF16, and transformers loads it.
+        out = self.folder / "out"
+        run(
+            path,
+            ranks=ranks,
+            sets=[*sets, "optimizer.lr=0.0", "train.steps=1", f'output.dir="{out}"'],
+        )
+        saved = load_file(out / "model" / "model.safetensors")
+        for name, x in load_file(plain / "model.safetensors").items():
+            low = name.endswith("proj.weight")
+            self.assertEqual(saved[name].dtype, torch.bfloat16 if low else x.dtype, name)
+            self.assertTrue(torch.equal(saved[name], x.to(saved[name].dtype)), name)
+        load(family, out / "model")
+
+    def test_dense(self) -> None:
+        self.check("qwen3")
+
+    def test_fused_matrices_whose_rows_are_reordered(self) -> None:
+        self.check("glm4", "parallel.zero=3", "parallel.ulysses=2", ranks=2)
+
+    def test_experts(self) -> None:
+        self.check("glm4-moe", "parallel.experts=2", "parallel.ulysses=2", ranks=2)
+
+    def test_faults(self) -> None:
+        """A folder without some of its scales, or in another form, is refused by name."""
+        _, packed = self.quantize("qwen3")
+        path, weights = job(self.folder, packed), packed / "model.safetensors"
+        whole = load_file(weights)
+        name = "model.layers.0.mlp.up_proj.weight"
+        for change, want in (
+            ({name + SCALES: None}, f"{name}{SCALES} is missing; restore the folder"),
+            ({name + SCALES: whole[name + SCALES][:1]}, "has scales of .* .weight_block_size."),
+            ({name: None}, f"{name} has scales, and is not in F8_E4M3"),
+            (
+                {name: torch.full_like(whole[name].float(), float("nan")).to(whole[name].dtype)},
+                "NaN",
+            ),
+        ):
+            stored = {n: x for n, x in (whole | change).items() if x is not None}
+            save_file({n: x.contiguous() for n, x in stored.items()}, weights)
+            with self.assertRaisesRegex(AssertionError, want):
+                run(path)
+        save_file(whole, weights)
+        for fields in (
+            dict(quant_method="fp8"),
+            dict(quant_method="fp8", fmt="e5m2", weight_block_size=BLOCK),
+            dict(quant_method="fp8", weight_block_size=[0, 128]),
+            dict(quant_method="awq"),
+        ):
+            self.configure(packed, **fields)
+            with self.assertRaisesRegex(AssertionError, "quantization_config is not built"):
+                run(path)
+
+
+if __name__ == "__main__":
+    unittest.main()
