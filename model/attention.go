@@ -2,10 +2,7 @@ package model
 
 import (
 	"fmt"
-	"math"
 
-	"ulysses/device"
-	"ulysses/internal/splitmix"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -31,40 +28,22 @@ type Mixer interface {
 // gate for each feature, and the output is multiplied by its sigmoid (Qiu et al. 2025,
 // arXiv:2505.06708).
 type softmaxAttention struct {
-	layer        int64
-	hq, hkv, d   int64
+	attentionCore
 	dq           int64 // columns of a head in q's projection: D, or 2D with a gate [q|gate]
-	mask         mask
-	window       *device.Window
-	noRope       bool
-	scale        float64 // of the scores
-	softcap      float64 // of the scores; 0 = none
 	eps          float64
-	q, qkv, out  linear        // q has the first parameters of qkv
+	q, qkv       linear        // q has the first parameters of qkv
 	qNorm, kNorm *Param        // [D], or of all heads [Hq·D], [Hkv·D]; nil in some families
 	whole        bool          // the norms of q and k are over all heads
 	sinks        *Param        // [Hq]; only gpt-oss has them
 	raw          tensor.Tensor // [T, Hq·dq + Hkv·D], q with its gates and k, before their norms
 	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv], or of all heads [T] F32
-	mixed        tensor.Tensor // [T, Hq·D], attention's output
-	saved, lse   tensor.Tensor // U8, what the plan saves, of all groups of heads
-	qHeads       sp.HeadNorm   // of the current pass
-	kHeads       sp.HeadNorm
-	logits       tensor.Tensor // [Hq] F32, the sinks
-	dsinks       tensor.Tensor // [Hq] F32, this rank's terms of their gradient; nil in a forward half
-	args         sp.Args
-	grads        sp.Grads
+	qStats       sp.HeadNorm   // of the current pass: the norms of q and k, and their statistics
+	kStats       sp.HeadNorm
 	overlap      sp.Overlap
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
-	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim,
-		dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps, window: cfg.window(cfg.maskOf(layer)),
-		scale: cfg.ScoreScale, softcap: cfg.ScoreSoftcap}
-	a.noRope = cfg.NoRope != nil && cfg.NoRope[layer]
-	if a.scale == 0 {
-		a.scale = 1 / math.Sqrt(float64(a.d))
-	}
+	a := &softmaxAttention{attentionCore: newAttentionCore(cfg, layer), dq: cfg.HeadDim, eps: cfg.RMSNormEps}
 	name := func(suffix string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, suffix) }
 	heads := func(kind string) []string { return []string{"num_" + kind + "_heads · head_dim", "hidden_size"} }
 	qAxes := heads("attention")
@@ -124,18 +103,17 @@ func (a *softmaxAttention) splitQK(x tensor.Tensor) (q, gate, k tensor.Tensor) {
 	return q.Slice(2, 0, a.d), q.Slice(2, a.d, a.dq), k
 }
 
-// values returns a view of v [T, Hkv, D], the last columns of the projection.
-func (a *softmaxAttention) values(x tensor.Tensor) tensor.Tensor {
-	return x.Slice(1, a.qkv.out-a.hkv*a.d, a.qkv.out).Split(1, a.hkv)
+// heads returns views of q, k and v in the projection [T, Hq·dq + 2Hkv·D].
+func (a *softmaxAttention) heads(x tensor.Tensor) heads {
+	q, _, k := a.splitQK(x)
+	return heads{q, k, x.Slice(1, a.qkv.out-a.hkv*a.d, a.qkv.out).Split(1, a.hkv)}
 }
 
 // rawColumns returns the number of columns of a.raw.
 func (a *softmaxAttention) rawColumns() int64 { return a.hq*a.dq + a.hkv*a.d }
 
 func (a *softmaxAttention) visitSaved(p *pass) {
-	p.visit(&a.mixed, attention, p.tokens, a.hq*a.d)
-	p.visitBytes(&a.lse, attention, p.plans.groups*p.sizes.full.lse)
-	p.visitBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
+	a.attentionCore.visitSaved(p)
 	if a.qNorm != nil {
 		p.visit(&a.raw, qkv, p.tokens, a.rawColumns())
 		p.visitF32(&a.qRStd, qkv, p.tokens*a.norms(a.hq))
@@ -168,7 +146,7 @@ func (a *softmaxAttention) normQ(p *pass, all, raw tensor.Tensor) {
 	if a.whole {
 		q, _ := a.normed(all)
 		from, _ := a.normed(either(raw, all))
-		a.norm(p, q, from, a.qNorm, a.qHeads)
+		a.norm(p, q, from, a.qNorm, a.qStats)
 	}
 }
 
@@ -176,7 +154,7 @@ func (a *softmaxAttention) normK(p *pass, all, raw tensor.Tensor) {
 	if a.whole {
 		_, k := a.normed(all)
 		_, from := a.normed(either(raw, all))
-		a.norm(p, k, from, a.kNorm, a.kHeads)
+		a.norm(p, k, from, a.kNorm, a.kStats)
 	}
 }
 
@@ -222,7 +200,10 @@ func (a *softmaxAttention) setNorms(p *pass) {
 	norm := func(w *Param, rstd tensor.Tensor, heads int64) sp.HeadNorm {
 		return sp.HeadNorm{W: w.Value, RStd: rstd.View(p.tokens, heads), Eps: a.eps, Centre: w.centre}
 	}
-	a.qHeads, a.kHeads = norm(a.qNorm, q, a.norms(a.hq)), norm(a.kNorm, k, a.norms(a.hkv))
+	a.qStats, a.kStats = norm(a.qNorm, q, a.norms(a.hq)), norm(a.kNorm, k, a.norms(a.hkv))
+	if !a.whole {
+		a.qNorms, a.kNorms = a.qStats, a.kStats
+	}
 }
 
 // setSinks converts the sinks to F32, and in a backward half allocates memory for their gradient.
@@ -246,74 +227,19 @@ func (a *softmaxAttention) addSinks(p *pass) {
 	}
 }
 
-// ofGroup returns the elements of group g of the heads in a tensor [Hq], or nil if it is nil.
-func (a *softmaxAttention) ofGroup(p *pass, g int64, t tensor.Tensor) tensor.Tensor {
-	if t.IsNil() {
-		return t
-	}
-	h := a.hq / p.plans.groups
-	return t.Slice(0, g*h, (g+1)*h)
-}
-
-// setGroup sets the plan's arguments for group g of the heads in all [T, Hq·dq + 2Hkv·D] and in
-// mixed. saved is memory for all groups, or for one.
-func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.Tensor) {
-	n, size := p.plans.groups, p.sizes.full
-	q, _, k := a.splitQK(all)
-	heads := func(t tensor.Tensor) tensor.Tensor { // of [T, H, D], or of [T, H]
-		h := t.Shape[1] / n
-		return t.Slice(1, g*h, (g+1)*h)
-	}
-	batched := func(t tensor.Tensor) tensor.Tensor { return withBatch(heads(t)) }
-	if a.qNorm != nil && !a.whole {
-		a.args.QNorm, a.args.KNorm = a.qHeads, a.kHeads
-		a.args.QNorm.RStd, a.args.KNorm.RStd = heads(a.qHeads.RStd), heads(a.kHeads.RStd)
-	}
-	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)),
-		batched(mixed.Split(1, a.hq))
-	a.args.Cos, a.args.Sin = tensor.Tensor{}, tensor.Tensor{}
-	if !a.noRope {
-		a.args.Cos, a.args.Sin = p.tables[a.mask].cos, p.tables[a.mask].sin
-	}
-	a.args.Sinks = a.ofGroup(p, g, a.logits)
-	if !p.dry {
-		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) +
-			uint64(a.layer)))
-		a.args.HeadAt, a.args.NoDropout = g*a.hq/n, !p.backward
-	}
-	a.args.Saved, a.args.SavedLSE = saved, tensor.Tensor{}
-	if !a.lse.IsNil() {
-		a.args.SavedLSE = a.lse.Slice(0, g*size.lse, (g+1)*size.lse)
-	}
-	if saved.Numel() > size.saved {
-		a.args.Saved = saved.Slice(0, g*size.saved, (g+1)*size.saved)
-	}
-}
-
 func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	mark := p.mark()
 	mixed := p.or(a.mixed, p.tokens, a.hq*a.d)
 	a.setNorms(p)
 	a.setSinks(p, false)
 	all := p.temp(p.tokens, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
-	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
-	saved := a.saved
-	if saved.IsNil() && !a.lse.IsNil() { // only the LSE is saved
-		saved = p.alloc(tensor.U8, p.sizes.full.saved)
-	}
+	saved := a.begin(p)
 	if a.overlaps(p) {
-		a.setGroup(p, 0, all, mixed, saved)
+		a.setGroup(p, 0, a.heads(all), mixed, saved)
 		a.forwardOverlapped(p, all, x)
 	} else {
 		a.project(p, all, a.raw, x)
-		p.phase("attention")
-		for g := range p.plans.groups {
-			a.setGroup(p, g, all, mixed, saved)
-			if !p.skip() {
-				p.err = p.plans.softmax[a.mask].Forward(p.ctx.Stream, p.batch.SP, &a.args)
-			}
-		}
-		p.end()
+		a.attend(p, a.heads(all), mixed, saved)
 	}
 	y := mixed
 	if a.gated() {
@@ -402,6 +328,3 @@ func (a *softmaxAttention) Output(p *pass, x tensor.Tensor) {
 	p.end()
 	p.reset(mark)
 }
-
-// withBatch returns a view [1, T, …] of [T, …].
-func withBatch(t tensor.Tensor) tensor.Tensor { return t.Split(0, 1) }

@@ -11,12 +11,10 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
 	dmixed := p.temp(p.tokens, a.hq*a.d)
 	all := p.temp(p.tokens, a.qkv.out) // q, k and v, then their gradients
-	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
-	saved, raw, recompute := a.saved, a.raw, a.saved.IsNil()
+	saved, raw, recompute := a.begin(p), a.raw, a.saved.IsNil()
 	a.setNorms(p)
 	a.setSinks(p, true)
 	if recompute {
-		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 		if a.qNorm != nil {
 			raw = p.temp(p.tokens, a.rawColumns())
 		}
@@ -28,11 +26,7 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 		a.backwardOverlapped(p, all, dmixed, dgate, raw, saved, x, dy, recompute)
 	} else {
 		a.backwardOut(p, dmixed, dgate, raw, dy)
-		p.phase("attention")
-		for g := range p.plans.groups {
-			a.backwardGroup(p, g, all, dmixed, saved, recompute)
-		}
-		p.end()
+		a.attendBackward(p, a.heads(all), dmixed, saved, recompute)
 		a.backwardKNorm(p, all, raw)
 		a.backwardQNorm(p, all, raw)
 		p.phase("projection")
@@ -52,7 +46,7 @@ func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
 	if a.qNorm != nil {
 		q, _ := a.normed(all)
 		rawQ, _ := a.normed(raw)
-		a.backwardNorm(p, q, rawQ, a.qNorm, a.qHeads)
+		a.backwardNorm(p, q, rawQ, a.qNorm, a.qStats)
 	}
 }
 
@@ -60,7 +54,7 @@ func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
 	if a.kNorm != nil {
 		_, k := a.normed(all)
 		_, rawK := a.normed(raw)
-		a.backwardNorm(p, k, rawK, a.kNorm, a.kHeads)
+		a.backwardNorm(p, k, rawK, a.kNorm, a.kStats)
 	}
 }
 
@@ -76,7 +70,7 @@ func (a *softmaxAttention) backwardNorm(p *pass, dy, x tensor.Tensor, w *Param, 
 func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor,
 	recompute bool) {
 	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
-	a.setGroup(p, 0, all, a.mixed, saved)
+	a.setGroup(p, 0, a.heads(all), a.mixed, saved)
 	p.phase("attention")
 	if recompute && !p.skip() {
 		p.err = plan.Restore(s, p.batch.SP, &a.args)
@@ -89,8 +83,7 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 		a.out.backwardInput(p, dmixed, dy)
 		p.end()
 	}
-	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V,
-		DSinks: a.ofGroup(p, 0, a.dsinks)}
+	a.setGrads(p, 0, dmixed.Split(1, a.hq))
 	call := func(f func() error) {
 		p.phase("attention")
 		if !p.skip() {
@@ -119,19 +112,6 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 	call(func() error { return a.overlap.Do(s, sp.WaitDQ) })
 	a.backwardQNorm(p, all, raw)
 	weights(0)
-}
-
-func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, recompute bool) {
-	a.setGroup(p, g, all, a.mixed, saved)
-	if recompute && !p.skip() {
-		p.err = p.plans.softmax[a.mask].Restore(p.ctx.Stream, p.batch.SP, &a.args)
-	}
-	h := a.hq / p.plans.groups
-	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K,
-		DV: a.args.V, DSinks: a.ofGroup(p, g, a.dsinks)}
-	if !p.skip() {
-		p.err = p.plans.softmax[a.mask].Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
-	}
 }
 
 // backwardOut computes the gradient dmixed of attention's output from dy, through the output's

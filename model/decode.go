@@ -264,19 +264,11 @@ func (d *Decoder) Close() {
 	}
 }
 
-func (a *softmaxAttention) newCache(d *Decoder) (c cache, err error) {
-	if c.k, err = d.kept.Tensor(d.m.compute, d.limit, a.hkv, a.d); err == nil {
-		c.v, err = d.kept.Tensor(d.m.compute, d.limit, a.hkv, a.d)
-	}
-	return c, err
-}
-
 func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) {
 	n := x.Shape[0]
 	mark := p.mark()
-	all, mixed, lse := p.temp(n, a.qkv.out), p.temp(n, a.hq*a.d), p.tempF32(n, a.hq)
+	all, mixed := p.temp(n, a.qkv.out), p.temp(n, a.hq*a.d)
 	a.qkv.forward(p, all, x)
-	q, gate, k := a.splitQK(all)
 	qNorm, kNorm := a.qNorm, a.kNorm
 	if a.whole {
 		allQ, allK := a.normed(all)
@@ -284,40 +276,13 @@ func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) 
 		p.Norm(allK, allK, kNorm, p.tempF32(n), a.eps)
 		qNorm, kNorm = nil, nil
 	}
-	a.rotate(p, q, q, qNorm)
-	a.rotate(p, c.k.Slice(0, at, at+n), k, kNorm)
-	p.Copy(c.v.Slice(0, at, at+n), a.values(all))
 	a.setSinks(p, false)
-	scores := device.Attention{Q: q, K: c.k.Slice(0, 0, at+n), V: c.v.Slice(0, 0, at+n), Out: mixed.Split(1, a.hq),
-		LSE: lse, Sinks: a.logits, CuQ: []int64{0, n}, CuK: []int64{0, at + n}, Causal: true, Window: a.window,
-		Scale: a.scale, Softcap: a.softcap}
-	scores.Workspace = p.alloc(tensor.U8, p.dev.AttentionWorkspace(&scores, false))
-	if !p.skip() {
-		p.err = p.dev.AttentionForward(p.ctx.Stream, &scores)
-	}
+	a.attendCached(p, c, at, a.heads(all), qNorm, kNorm, a.eps, mixed)
 	if a.gated() {
+		_, gate, _ := a.splitQK(all)
 		p.SigmoidGate(mixed.Split(1, a.hq), mixed.Split(1, a.hq), gate)
 	}
 	a.out.forward(p, x, mixed)
-	p.reset(mark)
-}
-
-// rotate writes x [n, H, D], after its norm if there is one, rotated by the positions of the pass.
-func (a *softmaxAttention) rotate(p *pass, y, x tensor.Tensor, norm *Param) {
-	if a.noRope {
-		if x.Data != y.Data {
-			p.Copy(y, x)
-		}
-		return
-	}
-	mark, t := p.mark(), p.tables[a.mask]
-	r := device.Rope{X: x, Y: y, Cos: t.cos, Sin: t.sin}
-	if norm != nil {
-		r.W, r.Eps, r.Centre, r.RStd = norm.Value, a.eps, norm.centre, p.tempF32(x.Shape[0], x.Shape[1])
-	}
-	if !p.skip() {
-		p.err = p.dev.Rope(p.ctx.Stream, &r)
-	}
 	p.reset(mark)
 }
 
