@@ -28,8 +28,9 @@ type Activations struct {
 	BlockInput Policy
 	Segment    int64 // layers; 0 = 1
 
-	// Attention is the output of attention and its statistics (LSE); of linear attention everything
-	// that its backward pass reads, except the gate's input. Recompute also needs QKV recomputed.
+	// Attention is the output of attention and its statistics (LSE); of latent attention also the
+	// compressed vectors; of linear attention everything that its backward pass reads, except the
+	// gate's input. Recompute also needs QKV recomputed.
 	Attention Policy
 	// QKV is queries, keys and values, and q and k before their norms; of linear attention the
 	// gate's input.

@@ -38,7 +38,7 @@ type attentionCore struct {
 
 func newAttentionCore(cfg *Config, layer int64) attentionCore {
 	c := attentionCore{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim,
-		dv: cfg.HeadDim, mask: cfg.maskOf(layer), window: cfg.window(cfg.maskOf(layer)), scale: cfg.ScoreScale,
+		dv: cfg.ValueDim(), mask: cfg.maskOf(layer), window: cfg.window(cfg.maskOf(layer)), scale: cfg.ScoreScale,
 		softcap: cfg.ScoreSoftcap, noRope: cfg.NoRope != nil && cfg.NoRope[layer]}
 	if c.scale == 0 {
 		c.scale = 1 / math.Sqrt(float64(c.d))

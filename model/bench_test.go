@@ -148,6 +148,12 @@ func configs(t testing.TB) map[string]*Config {
 		"olmo2": make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
 		"olmo3": make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4,
 			"rope_theta": 300.0}),
+		"deepseek_v3": make(latent(map[string]any{"model_type": "deepseek_v3", "first_k_dense_replace": 64,
+			"q_lora_rank": 14, "attention_bias": true,
+			"rope_scaling": map[string]any{"rope_type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.6,
+				"original_max_position_embeddings": 16}})),
+		"glm4_moe_lite": make(latent(map[string]any{"model_type": "glm4_moe_lite", "rope_interleave": false,
+			"mlp_layer_types": slices.Repeat([]any{"dense"}, 64), "tie_word_embeddings": true})),
 		"glm4": make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
 		"mixtral": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
 			"sliding_window": 9}),
@@ -186,6 +192,15 @@ func configs(t testing.TB) map[string]*Config {
 		"gpt_oss_moe": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2,
 			"intermediate_size": 20, "head_dim": 10, "sliding_window": 5}),
 	}
+}
+
+// latent returns fields with sizes of latent attention. There are 6 query heads as in other models,
+// with a key head each.
+func latent(more map[string]any) map[string]any {
+	fields := map[string]any{"num_key_value_heads": 6, "kv_lora_rank": 10, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4,
+		"v_head_dim": 7}
+	maps.Copy(fields, more)
+	return fields
 }
 
 // weights returns values for every parameter. They depend on its name only.

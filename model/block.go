@@ -193,10 +193,13 @@ func newBlock(cfg *Config, layer int64) *block {
 	}
 	var mixer Mixer
 	name := "attention"
-	if cfg.Linear(layer) {
+	switch {
+	case cfg.Linear(layer):
 		name = "linear attention"
 		mixer = newLinearAttention(cfg, layer)
-	} else {
+	case cfg.IsLatent():
+		mixer = newLatentAttention(cfg, layer)
+	default:
 		mixer = newAttention(cfg, layer)
 	}
 	mlp, names, scale := newFeedForward(cfg, layer), cfg.family.norms, cmp.Or(cfg.ResidualScale, 1)

@@ -29,7 +29,7 @@ type Config struct {
 	NumHiddenLayers       int64
 	NumAttentionHeads     int64
 	NumKeyValueHeads      int64
-	HeadDim               int64
+	HeadDim               int64 // of q and k; of v see ValueDim
 	MaxPositionEmbeddings int64
 	RMSNormEps            float64
 	InitializerRange      float64
@@ -53,6 +53,7 @@ type Config struct {
 	// c > 0: a scaled score, or a logit, x becomes c·tanh(x/c); 0 = off
 	ScoreSoftcap, LogitSoftcap float64
 	Hybrid                             // Qwen3.5 only
+	Latent                             // DeepSeek-V3 only
 	Experts                    Experts // Mixtral and Qwen3-MoE only
 
 	family *family
@@ -271,7 +272,11 @@ func readFields(r *reader) *Config {
 		keys = max(c.NumAttentionHeads, 1)
 	}
 	c.NumKeyValueHeads = r.extent("num_key_value_heads", keys, 1<<16)
-	c.readHeads(r)
+	if c.family.latent {
+		c.readLatent(r)
+	} else {
+		c.readHeads(r)
+	}
 	if c.family.read != nil {
 		c.family.read(c, r)
 	}
@@ -283,7 +288,9 @@ func readFields(r *reader) *Config {
 		r.fault(status.InvalidConfig, "initializer_range = %v: give a number of at least 0", c.InitializerRange)
 	}
 	c.readLayers(r)
-	c.readRope(r)
+	if c.readRope(r); c.IsLatent() {
+		c.scaleLatent()
+	}
 	c.TieWordEmbeddings = r.flag("tie_word_embeddings", c.family.tied)
 	c.readBiases(r)
 	c.readRefused(r)

@@ -18,6 +18,7 @@ type family struct {
 	qkNormFlag bool    // they have norms only if use_qk_norm is true
 	wholeNorm  bool    // q and k have norms over all heads
 	outputGate bool    // the output of attention has a gate
+	latent     bool    // attention is multi-head latent attention
 	sinks      bool    // each query head has a sink
 	biases     biases  // of the projections of attention
 	mlpBias    string  // the field that gives biases to gate, up and down; "" = none
@@ -246,6 +247,18 @@ var families = map[string]*family{
 			"moe_layer_start_index": 1},
 		experts: &ernieExperts, read: readErnie, write: writeExperts,
 		files: files{pairs: true, dropped: []string{"model.mtp_"}}},
+	"deepseek_v3": {class: "DeepseekV3ForCausalLM", norms: preNorms, activation: silu, latent: true, eps: 1e-6,
+		theta: 10000,
+		sizes: map[string]int64{"vocab_size": 129280, "num_attention_heads": 128, "max_position_embeddings": 4096,
+			"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+			"v_head_dim": 128, "first_k_dense_replace": 3},
+		experts: &latentExperts, read: readDeepSeek, write: writeLatent},
+	"glm4_moe_lite": {class: "Glm4MoeLiteForCausalLM", norms: preNorms, activation: silu, latent: true, eps: 1e-5,
+		theta: 10000,
+		sizes: map[string]int64{"vocab_size": 154880, "num_attention_heads": 20, "max_position_embeddings": 202752,
+			"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+			"v_head_dim": 256},
+		experts: &latentExperts, read: readGLMLite, write: writeLatent},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000,
 		rotaryShare: 1, window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3,
 		files: files{fused: []fused{fusedQKV, fusedGateUp}}},

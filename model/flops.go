@@ -5,20 +5,33 @@ package model
 const deltaChunk = 64
 
 // Flops returns the floating-point operations of the model in one training step, forward and
-// backward, without recomputation: 6 per token and weight of a matrix or convolution, and 12 per
-// feature of a query head and pair of a query with a key. pairs is the sum of Pairs over the
-// documents. Backward is twice forward. Of a layer's experts, the experts of a token count.
+// backward, without recomputation: 6 per token and weight of a matrix or convolution, and 6 per
+// pair of a query with a key and feature of a query head or of its output. pairs is the sum of
+// Pairs over the documents. Backward is twice forward. Of a layer's experts, the experts of a token
+// count.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
-	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim),
-		float64(c.NumKeyValueHeads*c.HeadDim)
-	full := h * (2*queries + 2*keys)
-	if c.OutputGate() {
-		full += h * queries
-	}
-	linears := float64(c.LinearLayers())
+	full, linears := c.softmaxFlops(1, 1), float64(c.LinearLayers()) // of one token, and of one pair
 	fulls := float64(c.NumHiddenLayers) - linears
-	weights := fulls*full + linears*c.linearWeights() + c.mlpWeights() + h*float64(c.VocabSize)
-	return (6*weights+3*linears*c.deltaFlops())*float64(tokens) + 12*fulls*queries*pairs
+	weights := linears*c.linearWeights() + c.mlpWeights() + float64(c.HiddenSize*c.VocabSize)
+	return (6*weights+3*fulls*(full.in+full.out)+3*linears*c.deltaFlops())*float64(tokens) + 3*fulls*full.core*pairs
+}
+
+// softmaxFlops returns the forward operations of a layer of softmax attention.
+func (c *Config) softmaxFlops(tokens, pairs float64) (f mixerFlops) {
+	h, heads := float64(c.HiddenSize), float64(c.NumAttentionHeads)
+	queries, values := heads*float64(c.HeadDim), heads*float64(c.ValueDim())
+	f.core, f.out = 2*(queries+values)*pairs, 2*tokens*h*values
+	if c.IsLatent() {
+		compress, expand := c.latentWeights()
+		f.in, f.again = 2*tokens*(compress+expand), 2*tokens*expand
+		return f
+	}
+	if c.OutputGate() {
+		f.gate = 2 * tokens * h * queries
+	}
+	f.in = 2*tokens*h*(queries+2*float64(c.NumKeyValueHeads*c.HeadDim)) + f.gate
+	f.again = f.in
+	return f
 }
 
 // mlpWeights returns the number of weights of all MLPs and routers that a token uses.
@@ -78,15 +91,8 @@ func (c *Config) deltaFlops() float64 {
 // and tiles: matrix products and attention, counted as in Flops.
 func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	c, a, n := m.Config, m.activations, float64(tokens)
-	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim),
-		float64(c.NumKeyValueHeads*c.HeadDim)
-	gate := 0.0 // operations of the projection to softmax attention's gate
-	if c.OutputGate() {
-		gate = 2 * n * h * queries
-	}
-	values := float64(c.linearValues())
-	full := mixerFlops{in: 2*n*h*(queries+2*keys) + gate, core: 4 * queries * pairs, out: 2 * n * h * queries,
-		gate: gate}
+	h, values := float64(c.HiddenSize), float64(c.linearValues())
+	full := c.softmaxFlops(n, pairs)
 	linear := mixerFlops{core: n * c.deltaFlops(), out: 2 * n * h * values, gate: 2 * n * h * values}
 	linear.in = 2*n*c.linearWeights() - linear.out
 	gateUp, down, routers := c.mlpMatrices()
@@ -128,7 +134,7 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 		}
 		if a.QKV == Recompute && (a.Attention != Recompute || i == 0 && a.groups() > 1) {
 			if i == 0 {
-				sum += k.layers * k.in
+				sum += k.layers * k.again
 			} else {
 				sum += k.layers * k.gate
 			}
@@ -138,5 +144,6 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 }
 
 // mixerFlops are the forward operations of a mixer: of the projections before it, of the mixer, and
-// of the projection after it. in includes gate, the projection to the output's gate.
-type mixerFlops struct{ in, core, out, gate float64 }
+// of the projection after it. in includes gate, the projection to the output's gate, and again,
+// what is computed again if q, k and v are not saved.
+type mixerFlops struct{ in, again, core, out, gate float64 }

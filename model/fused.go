@@ -217,6 +217,9 @@ func (c *Config) rowOrder(name string) *rowOrder {
 	if c.family.files.paired(name) {
 		return &rowOrder{c.fileRow, c.rowOfFile}
 	}
+	if c.IsLatent() {
+		return c.latentOrder(name)
+	}
 	if x := c.linearHeads(); x != nil {
 		return x.adapterOrder(name)
 	}
@@ -234,12 +237,9 @@ func (c *Config) locate(name string, e tensor.Entry) location {
 
 // fileRow returns the row in the files of a row of a paired tensor, and rowOfFile the reverse.
 func (c *Config) fileRow(row int64) int64 {
-	head, i, half := row/c.HeadDim*c.HeadDim, row%c.HeadDim, c.RotaryDim/2
-	switch {
-	case i < half:
-		i = 2 * i
-	case i < 2*half:
-		i = 2*(i-half) + 1
+	head, i := row/c.HeadDim*c.HeadDim, row%c.HeadDim
+	if i < c.RotaryDim {
+		i = interleaved(i, c.RotaryDim)
 	}
 	return head + i
 }
@@ -247,7 +247,7 @@ func (c *Config) fileRow(row int64) int64 {
 func (c *Config) rowOfFile(row int64) int64 {
 	head, i := row/c.HeadDim*c.HeadDim, row%c.HeadDim
 	if i < c.RotaryDim {
-		i = i/2 + i%2*(c.RotaryDim/2)
+		i = separated(i, c.RotaryDim)
 	}
 	return head + i
 }

@@ -44,7 +44,7 @@ func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64,
 			if err := plain(at, dst); err != nil {
 				return err
 			}
-			if at == 0 {
+			if x.a == nil { // the first row in the files may be another one here
 				x.a, x.b = make([]float32, a[0]*a[1]), make([]float32, out*l.Rank)
 				if err := read(name+loraA, 0, x.a); err != nil {
 					return err

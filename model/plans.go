@@ -39,10 +39,12 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 	p.softmaxes = cfg.softmaxLayers()
 	p.grouped, p.comm, p.ring, p.overlap = map[int64][masks]*sp.Plan{}, c, o.Ring, o.Overlap && c.Size() > 1
 	p.gather = o.Gather && o.Ring > 1
-	if widest := d.Info().AttentionHead; widest > 0 && cfg.HeadDim > widest && p.softmaxes != ([masks]int64{}) {
-		return status.Errorf(status.Unsupported,
-			"head_dim = %d: attention of device %s supports at most %d; set device.backend = \"cpu\"", cfg.HeadDim,
-			d.Info().Kind, widest)
+	if widest := d.Info().AttentionHead; widest > 0 && p.softmaxes != ([masks]int64{}) {
+		if name, dim := cfg.widestHead(); dim > widest {
+			return status.Errorf(status.Unsupported,
+				"%s = %d: attention of device %s supports at most %d; set device.backend = \"cpu\"", name, dim,
+				d.Info().Kind, widest)
+		}
 	}
 	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
@@ -64,7 +66,7 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 		}
 		made[k], err = sp.NewPlan(d, c,
 			sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
-				VDim: cfg.HeadDim, DType: compute, Causal: true, Window: cfg.window(k), Scale: cfg.ScoreScale,
+				VDim: cfg.ValueDim(), DType: compute, Causal: true, Window: cfg.window(k), Scale: cfg.ScoreScale,
 				Softcap: cfg.ScoreSoftcap, Dropout: cfg.AttentionDropout, Sinks: cfg.Sinks(), Ring: p.ring,
 				Gather: p.gather})
 		if err != nil {

@@ -43,7 +43,11 @@ func (r *reference) linear(x []float64, in int64, name string) []float64 {
 }
 
 func (r *reference) norm(x []float64, n int64, name string) []float64 {
-	y, _ := ref.RMSNorm(n, x, r.w[name+".weight"], r.cfg.NormCentre(), r.cfg.RMSNormEps)
+	return r.normWith(x, n, name, r.cfg.RMSNormEps)
+}
+
+func (r *reference) normWith(x []float64, n int64, name string, eps float64) []float64 {
+	y, _ := ref.RMSNorm(n, x, r.w[name+".weight"], r.cfg.NormCentre(), eps)
 	return y
 }
 
@@ -237,6 +241,9 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask, 
 	if window != nil {
 		shape.Window = &ref.Window{Left: window.Left, Right: window.Right}
 	}
+	if c.IsLatent() {
+		return r.latentAttention(shape, x, name, cos, sin)
+	}
 	q, k, v := r.linear(x, c.HiddenSize, name+".q_proj"), r.linear(x, c.HiddenSize, name+".k_proj"),
 		r.linear(x, c.HiddenSize, name+".v_proj")
 	var gate []float64
@@ -258,6 +265,34 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask, 
 		mixed = ref.SigmoidGate(mixed, gate)
 	}
 	return r.linear(mixed, shape.Hq*shape.D, name+".o_proj")
+}
+
+// latentAttention is attention after section 2.1 of DeepSeek-V2, with the rows of this package.
+func (r *reference) latentAttention(shape *ref.Attention, x []float64, name string, cos, sin []float64) []float64 {
+	c, tokens := r.cfg, int64(len(x))/r.cfg.HiddenSize
+	shape.Dv = c.VHeadDim
+	q := x
+	if c.QLoraRank > 0 {
+		q = r.normWith(r.linear(x, c.HiddenSize, name+".q_a_proj"), c.QLoraRank, name+".q_a_layernorm", 1e-6)
+		q = r.linear(q, c.QLoraRank, name+".q_b_proj")
+	} else {
+		q = r.linear(x, c.HiddenSize, name+".q_proj")
+	}
+	rank, rotated := c.KVLoraRank, c.QKRopeHeadDim
+	both := r.linear(x, c.HiddenSize, name+".kv_a_proj_with_mqa")
+	shared := columns(both, rank+rotated, rank, rank+rotated)
+	kv := r.linear(r.normWith(columns(both, rank+rotated, 0, rank), rank, name+".kv_a_layernorm", 1e-6), rank,
+		name+".kv_b_proj")
+	of := c.QKNopeHeadDim + c.VHeadDim
+	var k []float64
+	for i := range tokens * shape.Hkv {
+		k = append(k, shared[i/shape.Hkv*rotated:][:rotated]...)
+		k = append(k, kv[i*of:][:c.QKNopeHeadDim]...)
+	}
+	q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)
+	k = ref.Rope(tokens, shape.Hkv, shape.D, k, cos, sin, false)
+	mixed, _ := ref.AttentionForward(shape, q, k, columns(kv, of, c.QKNopeHeadDim, of))
+	return r.linear(mixed, shape.Hq*shape.Dv, name+".o_proj")
 }
 
 func (r *reference) linearAttention(s *sequence, x []float64, name string) []float64 {

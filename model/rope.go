@@ -27,7 +27,9 @@ type Rope struct {
 	ShortFactor, LongFactor []float64
 
 	Scale float64 // of cos and sin (attention_factor); 0 = 1
-	Share float64 // proportional: of the features, that are rotated
+	// of the scores of latent attention, with scaled positions and mscale_all_dim; 0 = 1
+	ScoreGain float64
+	Share     float64 // proportional: of the features, that are rotated
 }
 
 // Switches reports whether the frequencies depend on the longest document of the batch.

@@ -54,16 +54,16 @@ func (c *Config) rotated(r *reader, rope *Rope, share float64) int64 {
 		if rope.Share = share; !(share >= 0 && share <= 1) {
 			r.fault(status.InvalidConfig, "partial_rotary_factor = %v: give a number from 0 to 1", share)
 		}
-		return c.HeadDim
+		return c.rotatable()
 	}
-	dim := int64(float64(c.HeadDim) * share)
+	dim := int64(float64(c.rotatable()) * share)
 	switch {
 	case c.family.rotaryShare == 0:
 		if share != 1 {
 			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType,
 				notbuilt.PartialRotary.Instead)
 		}
-	case c.HeadDim%2 != 0: // readHeads has reported it
+	case c.rotatable()%2 != 0: // readHeads has reported it
 	case !(share > 0 && share <= 1) || dim < 2 || dim%2 != 0:
 		r.fault(status.InvalidConfig,
 			"partial_rotary_factor = %v of head_dim = %d is %d features; set it so that an even number of at least 2 features is rotated",
@@ -205,6 +205,11 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 		t.fault(status.Unsupported, "rope_type = %q is not built: %s", rope.Type, notbuilt.RoPETypes.Instead)
 		return rope, share
 	}
+	if c.IsLatent() && rope.Type != "default" {
+		if all := t.number("mscale_all_dim", 0); all != 0 {
+			rope.ScoreGain = math.Pow(rope.gain(all), 2)
+		}
+	}
 	if r.strict {
 		for _, field := range scalingFields {
 			if t.raw[field] != nil && !t.seen[field] {
@@ -238,18 +243,20 @@ func (c *Config) readYarn(t *reader, rope *Rope) {
 	}
 	rope.BetaFast, rope.BetaSlow = orDefault("beta_fast", 32), orDefault("beta_slow", 1)
 	rope.Exact = !t.flag("truncate", true)
-	gain := func(m float64) float64 {
-		if rope.Factor <= 1 {
-			return 1
-		}
-		return 0.1*m*math.Log(rope.Factor) + 1
-	}
 	m, all := t.number("mscale", 0), t.number("mscale_all_dim", 0)
-	def := gain(1)
+	def := rope.gain(1)
 	if m != 0 && all != 0 {
-		def = gain(m) / gain(all)
+		def = rope.gain(m) / rope.gain(all)
 	}
 	rope.Scale = t.positive("attention_factor", def)
+}
+
+// gain returns YaRN's factor of attention for a value of mscale.
+func (r *Rope) gain(mscale float64) float64 {
+	if r.Factor <= 1 {
+		return 1
+	}
+	return 0.1*mscale*math.Log(r.Factor) + 1
 }
 
 // warnTruncate adds a warning for a truncate in the table of one kind of layer. transformers reads

@@ -54,6 +54,9 @@ func (n norms) text() string {
 }
 
 func (f *family) queries() string {
+	if f.latent {
+		return "compressed, with norms; biases of the compressions and of the output if `attention_bias`"
+	}
 	all := []string{map[biases]string{optionalBiases: "biases if `" + f.biasName() + "`, also of the output",
 		qkvBiases: "biases", optionalQKVBiases: "biases if `" + f.biasName() + "`",
 		noBiases: "no biases"}[f.biases]}
@@ -80,7 +83,7 @@ func (f *family) attention() string {
 		{f.noWindow && !f.windowFlag, "windows of `sliding_window`, if it is set"},
 		{f.windowFlag, "windows if `use_sliding_window`"},
 		{slices.Contains(f.kinds, linearAttention), "gated delta rule in most layers"},
-		{f.outputGate, "output gate"}, {f.sinks, "sinks"}, {f.softcaps, "soft caps"},
+		{f.latent, "latent (MLA)"}, {f.outputGate, "output gate"}, {f.sinks, "sinks"}, {f.softcaps, "soft caps"},
 	} {
 		if x.has {
 			all = append(all, x.text)
@@ -96,6 +99,9 @@ func (f *family) mlp() string {
 	}
 	if f.mlpBias != "" {
 		text += "; biases if `" + f.mlpBias + "`"
+	}
+	if f.latent {
+		return text + "; its experts are not built"
 	}
 	if x := f.experts; x != nil {
 		text += " of experts"
@@ -132,6 +138,9 @@ func (f *family) rotation() string {
 	}
 	if f.rotaryShare > 0 {
 		text += fmt.Sprintf("; `partial_rotary_factor` %g", f.rotaryShare)
+	}
+	if f.latent {
+		text += "; the last `qk_rope_head_dim` features of a head, neighbours if `rope_interleave`"
 	}
 	if f.files.pairs {
 		text += "; neighbours are rotated"

@@ -34,9 +34,9 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, Routers, RouterNoise, Clamps, Clips, ExpertAdapters, Multimodal,
-		LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary,
-		LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, LatentExperts, Routers, RouterNoise, Clamps, Clips, ExpertAdapters,
+		Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates,
+		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers,
 		SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -64,11 +64,14 @@ var (
 		Instead: "set it to null if the model was trained without it"}
 
 	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
-		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, ernie4_5, ernie4_5_moe and gpt_oss are",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, ernie4_5, ernie4_5_moe and gpt_oss are",
 		Many:    true}
 	Experts = &Feature{
 		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, ernie4_5_moe and gpt_oss",
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
+	LatentExperts = &Feature{Name: "experts of deepseek_v3 and glm4_moe_lite", Many: true,
+		Where:   "`first_k_dense_replace` and `mlp_layer_types` of a config.json",
+		Instead: "use a model in which these fields make all layers dense"}
 	Routers = &Feature{Name: "other routers in glm4_moe and ernie4_5_moe",
 		Where: "`scoring_func`, `topk_method`, `moe_layer_freq` and `moe_norm_min` of a config.json", Many: true,
 		Instead: "the published ones are built: sigmoid, noaux_tc, 1 and 1e-12"}
@@ -165,8 +168,8 @@ const withoutText = "vision, and no text_config; with one, the language model is
 var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
 	"llama4":      "mixture of experts",
-	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
-	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
+	"deepseek_v2": "mixture of experts",
+	"qwen2_vl":    "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
 	"gemma3":      withoutText,
 	"qwen3_5":     withoutText,
 	"qwen3_5_moe": withoutText,

@@ -52,7 +52,7 @@ func (p *Parts) Layout() error {
 		return err
 	}
 	rows := j.Data.Batch * j.Data.Sequence / int64(p.Mesh.Seq.Size())
-	row := (p.Config.NumAttentionHeads + 2*p.Config.NumKeyValueHeads) * p.Config.HeadDim * p.Compute.Size()
+	row := p.Config.HeadFeatures() * p.Compute.Size()
 	if p.Levels, err = p.Mesh.SetLevels(j.Parallel.TwoLevel, rows*row); err != nil {
 		return err
 	}

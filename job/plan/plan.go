@@ -197,10 +197,11 @@ func (f *Forecast) printRing(out io.Writer) {
 	c := f.Config
 	heads := (c.NumAttentionHeads + x.Ulysses - 1) / x.Ulysses
 	keys := (heads*c.NumKeyValueHeads + c.NumAttentionHeads - 1) / c.NumAttentionHeads
-	elements := f.Job.Data.Batch * f.Job.Data.Sequence * (x.Ring - 1) / x.Ring * keys * 2 * c.HeadDim
+	elements := f.Job.Data.Batch * f.Job.Data.Sequence * (x.Ring - 1) / x.Ring * keys * (c.HeadDim + c.ValueDim())
 	fmt.Fprintf(out, "\nring             %d groups of %d ranks; %s\n", x.Ring, x.Ulysses, form)
-	fmt.Fprintf(out, "                 for each layer a rank receives at most %d tokens x %d/%d x %s x 2 x %d = %d elements\n",
-		f.Job.Data.Batch*f.Job.Data.Sequence, x.Ring-1, x.Ring, units.Count(keys, "key head"), c.HeadDim, elements)
+	fmt.Fprintf(out, "                 for each layer a rank receives at most %d tokens x %d/%d x %s x (%d + %d) = %d elements\n",
+		f.Job.Data.Batch*f.Job.Data.Sequence, x.Ring-1, x.Ring, units.Count(keys, "key head"), c.HeadDim, c.ValueDim(),
+		elements)
 	fmt.Fprintf(out, "                 in forward and again in backward, and returns as many gradients in F32\n")
 }
 

@@ -62,8 +62,8 @@ func SubjectOfModel(c *model.Config) *subject {
 	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim},
 		Heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
 	if c.LinearLayers() < c.NumHiddenLayers {
-		x.attention = sp.Layer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim, VDim: c.HeadDim,
-			Causal: true, Dropout: c.AttentionDropout}
+		x.attention = sp.Layer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim,
+			VDim: c.ValueDim(), Causal: true, Dropout: c.AttentionDropout}
 	}
 	if c.LinearLayers() > 0 {
 		x.shape.KeyDim, x.shape.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim

@@ -64,6 +64,17 @@ GROUPS = dict(
     routed_scaling_factor=1.5,
 )
 
+# As many key heads as query heads, and heads of q and k that are larger than the heads of v.
+LATENT = dict(
+    num_key_value_heads=6,
+    head_dim=6,  # of transformers: the features with RoPE
+    kv_lora_rank=14,
+    qk_nope_head_dim=10,
+    qk_rope_head_dim=6,
+    v_head_dim=8,
+    first_k_dense_replace=3,
+)
+
 # Name: (prefix of the classes, fields of the config that differ). Documents have up to 37 tokens
 # and a rank of 4 has 9 or 10, so there are windows below and above both.
 FAMILIES = {
@@ -276,6 +287,36 @@ FAMILIES = {
             output_router_logits=True,
             router_aux_loss_coef=0.2,
         ),
+    ),
+    "deepseek-v3": ("DeepseekV3", dict(LATENT, q_lora_rank=16, attention_bias=True)),
+    "deepseek-v3, without compressed queries": (
+        "DeepseekV3",
+        dict(
+            LATENT,
+            q_lora_rank=None,
+            rope_interleave=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "deepseek-v3, yarn": (
+        "DeepseekV3",
+        dict(
+            LATENT,
+            q_lora_rank=9,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=100.0,
+                factor=4.0,
+                mscale=0.7,
+                mscale_all_dim=1.2,
+                original_max_position_embeddings=16,
+            ),
+        ),
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        dict(LATENT, q_lora_rank=11, mlp_layer_types=["dense"] * 3),
     ),
     "olmo2": ("Olmo2", dict(attention_bias=True)),
     "olmo3": ("Olmo3", dict(sliding_window=9, num_hidden_layers=4)),

@@ -94,7 +94,8 @@ RANK, ALPHA, SEED, DROPOUT = 3, 7, 1, 0.25
 ORDER = [
     *("in_proj_qkvz", "in_proj_ba"),
     *("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z", "out_proj"),
-    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
+    *("q_a_proj", "q_b_proj", "q_proj", "k_proj", "v_proj", "qkv_proj"),
+    *("kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
 ]
 
@@ -113,6 +114,11 @@ CASES = {
     "gpt-oss": ("all-linear", False),
     "phi3": ("all-linear", False),
     "glm4": ("all-linear", True),
+    "deepseek-v3": (
+        ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        True,
+    ),
+    "deepseek-v3, without compressed queries": (["q_proj", "kv_b_proj"], False),
     "qwen3-next": (["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"], False),
 }
 

@@ -1,0 +1,141 @@
+package model
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"ulysses/internal/notbuilt"
+	"ulysses/internal/status"
+)
+
+// Latent has the fields of a decoder with multi-head latent attention (DeepSeek-AI 2024,
+// arXiv:2405.04434, section 2.1). Keys and values of all heads are computed from one compressed
+// vector of a token, and queries from another one. A head of q and k has features without and with
+// RoPE. The features of k with RoPE are the same in all heads.
+type Latent struct {
+	QLoraRank  int64 // features of the compressed queries; 0 = queries are not compressed
+	KVLoraRank int64 // features of the compressed keys and values; 0 = no latent attention
+	// features of a head of q and k without RoPE and with it, and of a head of v
+	QKNopeHeadDim, QKRopeHeadDim, VHeadDim int64
+	// In the files, the rotated features 2i and 2i + 1 of a head belong together (rope_interleave).
+	RopeInterleave bool
+}
+
+// IsLatent reports whether the softmax attention of the model is latent attention.
+func (c *Config) IsLatent() bool { return c.KVLoraRank > 0 }
+
+// ValueDim returns the features of a head of v in softmax attention. Heads of q and k have HeadDim.
+func (c *Config) ValueDim() int64 { return cmp.Or(c.VHeadDim, c.HeadDim) }
+
+// HeadFeatures returns the features of all heads of q, k and v of a token in softmax attention.
+func (c *Config) HeadFeatures() int64 {
+	return (c.NumAttentionHeads+c.NumKeyValueHeads)*c.HeadDim + c.NumKeyValueHeads*c.ValueDim()
+}
+
+// rotatable returns the features of a head that may be rotated.
+func (c *Config) rotatable() int64 { return cmp.Or(c.QKRopeHeadDim, c.HeadDim) }
+
+// readLatent reads the sizes of heads. HeadDim is the size of a head of q and k. head_dim of a
+// config.json is the number of rotated features, or missing.
+func (c *Config) readLatent(r *reader) {
+	extent := func(name string) int64 { return r.extent(name, c.family.size(name, r), 1<<16) }
+	value, given := r.raw["q_lora_rank"]
+	if n, ok := asInt(value); given && (value == nil || ok && n == 0) { // TOML has no null
+		r.value("q_lora_rank")
+	} else if given || !r.strict {
+		c.QLoraRank = extent("q_lora_rank")
+	}
+	c.KVLoraRank = extent("kv_lora_rank")
+	c.QKNopeHeadDim, c.QKRopeHeadDim = extent("qk_nope_head_dim"), extent("qk_rope_head_dim")
+	c.VHeadDim = extent("v_head_dim")
+	c.RopeInterleave = r.flag("rope_interleave", true)
+	c.HeadDim = c.QKNopeHeadDim + c.QKRopeHeadDim
+	if c.QKRopeHeadDim%2 != 0 {
+		r.fault(status.InvalidConfig,
+			"qk_rope_head_dim = %d is odd, but RoPE rotates pairs of features; set an even qk_rope_head_dim",
+			c.QKRopeHeadDim)
+	}
+	if c.NumKeyValueHeads != c.NumAttentionHeads {
+		r.fault(status.InvalidConfig,
+			"num_key_value_heads = %d, num_attention_heads = %d: each head of latent attention has its own keys and values; set both to the same number",
+			c.NumKeyValueHeads, c.NumAttentionHeads)
+	}
+	if n, ok := asInt(r.value("head_dim")); r.strict && r.has("head_dim") && !(ok && n == c.QKRopeHeadDim) {
+		r.fault(status.InvalidConfig, "head_dim = %s: in %s it is qk_rope_head_dim = %d; remove it",
+			quoted(r.raw["head_dim"]), c.ModelType, c.QKRopeHeadDim)
+	}
+}
+
+// widestHead returns the size of the largest head of softmax attention, with its fields.
+func (c *Config) widestHead() (fields string, dim int64) {
+	switch {
+	case !c.IsLatent():
+		return "head_dim", c.HeadDim
+	case c.VHeadDim > c.HeadDim:
+		return "v_head_dim", c.VHeadDim
+	}
+	return "qk_nope_head_dim + qk_rope_head_dim", c.HeadDim
+}
+
+// scaleLatent sets the scale of scores: with RoPE that is scaled and mscale_all_dim, the product is
+// multiplied by the square of YaRN's factor.
+func (c *Config) scaleLatent() {
+	c.ScoreScale = cmp.Or(c.Rope.ScoreGain, 1) / math.Sqrt(float64(c.HeadDim))
+}
+
+// readDeepSeek reads which layers of DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437) have experts.
+func readDeepSeek(c *Config, r *reader) {
+	dense := r.number("first_k_dense_replace", float64(c.family.size("first_k_dense_replace", r)))
+	if dense < float64(c.NumHiddenLayers) {
+		c.refuseLatentExperts(r, "first_k_dense_replace = %v, num_hidden_layers = %d", dense, c.NumHiddenLayers)
+	}
+}
+
+// readGLMLite reads which layers of GLM-4.7-Flash have experts: if it is not given, all but the
+// first.
+func readGLMLite(c *Config, r *reader) {
+	kinds, given := r.value("mlp_layer_types").([]any)
+	if given && int64(len(kinds)) < c.NumHiddenLayers {
+		r.fault(status.InvalidConfig, "mlp_layer_types has %d kinds for %d layers; give one for each layer", len(kinds),
+			c.NumHiddenLayers)
+	}
+	sparse := func(kind any) bool { return kind != "dense" }
+	if slices.ContainsFunc(kinds, sparse) || !given && c.NumHiddenLayers > 1 {
+		c.refuseLatentExperts(r, "mlp_layer_types = %s", quoted(r.raw["mlp_layer_types"]))
+	}
+}
+
+// latentExperts are the names of families with latent attention. Their experts are not built, but
+// PEFT takes the names of all MLPs for names of experts.
+var latentExperts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size", misread: true,
+	block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+
+// refuseLatentExperts refuses layers with experts in families with latent attention.
+func (c *Config) refuseLatentExperts(r *reader, format string, args ...any) {
+	x := notbuilt.LatentExperts
+	r.fault(status.Unsupported, format+": %s", append(args, x.Text(x.Instead))...)
+}
+
+func writeLatent(c *Config, f fields) {
+	if c.QLoraRank > 0 {
+		f.put("q_lora_rank", c.QLoraRank)
+	} else {
+		f["q_lora_rank"] = nil
+	}
+	f.put("kv_lora_rank", c.KVLoraRank)
+	f.put("qk_nope_head_dim", c.QKNopeHeadDim)
+	f.put("qk_rope_head_dim", c.QKRopeHeadDim)
+	f.put("v_head_dim", c.VHeadDim)
+	f.put("rope_interleave", c.RopeInterleave)
+	f["head_dim"] = c.QKRopeHeadDim
+}
+
+// latentWeights returns the number of weights of the projections before attention in a layer: of
+// the projections that compress, and of the projections that compute the heads of q, k and v.
+func (c *Config) latentWeights() (compress, expand float64) {
+	queries, h := c.NumAttentionHeads*c.HeadDim, c.HiddenSize
+	compress = float64(h * (c.KVLoraRank + c.QKRopeHeadDim + c.QLoraRank))
+	expand = float64(c.KVLoraRank * c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim))
+	return compress, expand + float64(queries*cmp.Or(c.QLoraRank, h))
+}
