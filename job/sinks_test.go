@@ -80,18 +80,26 @@ func TestSinksOnEveryMesh(t *testing.T) {
 // Steps on the CUDA plug-in have the losses of the CPU: within 1e-4 in F32, 1e-2 in BF16.
 func TestCUDASinks(t *testing.T) {
 	cudatest.Use(t)
-	path, cpu := sinksFromScratch(t), t.TempDir()
+	lossesOfCPU(t, sinksFromScratch(t), []cudaMesh{{"f32", 1, 1, 1e-4}, {"f32", 4, 2, 1e-4}, {"bf16", 2, 1, 1e-2}})
+}
+
+// cudaMesh is a mesh, the type in which it computes, and the largest difference of a loss.
+type cudaMesh struct {
+	dtype       string
+	ranks, ring int
+	limit       float64
+}
+
+// lossesOfCPU checks that steps on the CUDA plug-in have the losses of the CPU.
+func lossesOfCPU(t *testing.T, path string, meshes []cudaMesh) {
+	t.Helper()
+	cpu := t.TempDir()
 	if err := Run(Options{Path: path, Sets: []string{"device.backend=cpu", "output.dir=" + cpu}, Ranks: 1,
 		Stdout: io.Discard, Stderr: io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 	want := readMetrics(t, filepath.Join(cpu, "metrics.jsonl"))
-	for _, x := range []struct {
-		dtype string
-		ranks int
-		ring  int
-		limit float64
-	}{{"f32", 1, 1, 1e-4}, {"f32", 4, 2, 1e-4}, {"bf16", 2, 1, 1e-2}} {
+	for _, x := range meshes {
 		out := t.TempDir()
 		onCUDA(t, path, x.ranks, "output.dir="+out, "device.dtype="+x.dtype,
 			fmt.Sprintf("parallel.ulysses=%d", x.ranks/x.ring), fmt.Sprintf("parallel.ring=%d", x.ring))

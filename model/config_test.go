@@ -625,7 +625,7 @@ func TestOverride(t *testing.T) {
 }
 
 func FuzzConfig(f *testing.F) {
-	for _, s := range []string{llama31, qwen2, qwen3, gemma2, gemma3,
+	for _, s := range []string{llama31, qwen2, qwen3, gemma2, gemma3, deepseek, glmLite,
 		`{"model_type":"llama","num_attention_heads":3,"rope_scaling":[1]}`} {
 		f.Add([]byte(s))
 	}
@@ -642,7 +642,7 @@ func FuzzConfig(f *testing.F) {
 			t.Fatal(err)
 		}
 		if again, err := ParseConfig(out); err != nil || !reflect.DeepEqual(again.Rope, c.Rope) ||
-			again.HeadDim != c.HeadDim {
+			again.HeadDim != c.HeadDim || again.Latent != c.Latent {
 			t.Fatalf("written back as %s: %v", out, err)
 		}
 	})

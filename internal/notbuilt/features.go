@@ -78,7 +78,7 @@ var (
 	RouterNoise = &Feature{Name: "noise on the input of experts",
 		Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters = &Feature{
-		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe and ernie4_5_moe",
+		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v3 and glm4_moe_lite",
 		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
 	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4 and FP8 with scales of blocks",
 		Where:   "`vision_config` and `quantization_config` of a config.json",
