@@ -1,17 +1,18 @@
 package job
 
 import (
+	"bytes"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"ulysses/testkit/cudatest"
 )
 
-// Steps of latent attention on the CUDA plug-in have the losses of the CPU: within 1e-4 in F32,
-// 1e-2 in BF16, in which tensor cores compute heads of 48 features with values of 32.
-func TestCUDALatent(t *testing.T) {
-	cudatest.Use(t)
+// latentFromScratch is a job that trains latent attention with dense MLPs.
+func latentFromScratch(t *testing.T) string {
+	t.Helper()
 	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))
 	if err != nil {
 		t.Fatal(err)
@@ -44,8 +45,29 @@ lr = 0.05
 clip = 0.0
 [train]
 steps = 3
-[output]
-model = false
 `, tokens))
-	lossesOfCPU(t, path, []cudaMesh{{"f32", 1, 1, 1e-4}, {"f32", 4, 2, 1e-4}, {"bf16", 2, 1, 1e-2}})
+	return path
+}
+
+// Overlapping projections with all-to-alls changes no bit of losses and weights.
+func TestLatentOverlap(t *testing.T) {
+	path := latentFromScratch(t)
+	for _, memory := range []string{"memory.qkv=keep", "memory.qkv=recompute", "memory.attention=recompute"} {
+		for _, ranks := range []int{2, 3} {
+			sets := []string{"device.backend=cpu", "parallel.ring=1", fmt.Sprintf("parallel.ulysses=%d", ranks), memory}
+			losses, weights := trained(t, path, ranks, append(sets, "parallel.overlap=off")...)
+			got, same := trained(t, path, ranks, append(sets, "parallel.overlap=on")...)
+			if !slices.Equal(got, losses) || !bytes.Equal(same, weights) {
+				t.Errorf("%s, %d ranks: losses %v, without overlap %v; weights are equal: %v", memory, ranks, got, losses,
+					bytes.Equal(same, weights))
+			}
+		}
+	}
+}
+
+// Steps of latent attention on the CUDA plug-in have the losses of the CPU: within 1e-4 in F32,
+// 1e-2 in BF16, in which tensor cores compute heads of 48 features with values of 32.
+func TestCUDALatent(t *testing.T) {
+	cudatest.Use(t)
+	lossesOfCPU(t, latentFromScratch(t), []cudaMesh{{"f32", 1, 1, 1e-4}, {"f32", 4, 2, 1e-4}, {"bf16", 2, 1, 1e-2}})
 }

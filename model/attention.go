@@ -39,7 +39,6 @@ type softmaxAttention struct {
 	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv], or of all heads [T] F32
 	qStats       sp.HeadNorm   // of the current pass: the norms of q and k, and their statistics
 	kStats       sp.HeadNorm
-	overlap      sp.Overlap
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
@@ -235,8 +234,7 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	all := p.temp(p.tokens, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
 	saved := a.begin(p)
 	if a.overlaps(p) {
-		a.setGroup(p, 0, a.heads(all), mixed, saved)
-		a.forwardOverlapped(p, all, x)
+		a.forwardOverlapped(p, all, x, mixed, saved)
 	} else {
 		a.project(p, all, a.raw, x)
 		a.attend(p, a.heads(all), mixed, saved)
@@ -262,17 +260,10 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// overlaps reports whether projections overlap with all-to-alls. With several groups of heads, all
-// are projected before the first is sent.
-func (a *softmaxAttention) overlaps(p *pass) bool { return p.plans.overlap && p.plans.groups == 1 }
-
-// forwardOverlapped is project and the plan's Forward, with each of q, k and v sent while the next
-// one is projected.
-func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
-	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
-	if !p.skip() {
-		p.err = plan.StartForward(p.batch.SP, &a.args, &a.overlap)
-	}
+// forwardOverlapped is project and attend, with each of q, k and v sent while the next one is
+// projected.
+func (a *softmaxAttention) forwardOverlapped(p *pass, all, x, mixed, saved tensor.Tensor) {
+	a.startForward(p, a.heads(all), mixed, saved)
 	for i, step := range [...]sp.Step{sp.SendQ, sp.SendK, sp.SendV} {
 		one, lo, hi := a.qkv.part(i)
 		p.phase("projection")
@@ -289,17 +280,9 @@ func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
 		case sp.SendK:
 			a.normK(p, all, a.raw)
 		}
-		p.phase("attention")
-		if !p.skip() {
-			p.err = a.overlap.Do(s, step)
-		}
-		p.end()
+		a.do(p, step)
 	}
-	p.phase("attention")
-	if !p.skip() {
-		p.err = a.overlap.Do(s, sp.AttendForward)
-	}
-	p.end()
+	a.do(p, sp.AttendForward)
 }
 
 func (a *softmaxAttention) gate(p *pass, y, mixed, gate tensor.Tensor) {

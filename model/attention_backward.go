@@ -69,12 +69,8 @@ func (a *softmaxAttention) backwardNorm(p *pass, dy, x tensor.Tensor, w *Param, 
 // projection is in the memory of dmixed, so its weights come first.
 func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor,
 	recompute bool) {
-	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
-	a.setGroup(p, 0, a.heads(all), a.mixed, saved)
 	p.phase("attention")
-	if recompute && !p.skip() {
-		p.err = plan.Restore(s, p.batch.SP, &a.args)
-	}
+	a.setBackward(p, 0, a.heads(all), saved, recompute)
 	p.end()
 	if a.gated() {
 		a.backwardOut(p, dmixed, dgate, raw, dy)
@@ -83,33 +79,25 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 		a.out.backwardInput(p, dmixed, dy)
 		p.end()
 	}
-	a.setGrads(p, 0, dmixed.Split(1, a.hq))
-	call := func(f func() error) {
-		p.phase("attention")
-		if !p.skip() {
-			p.err = f()
-		}
-		p.end()
-	}
-	call(func() error { return plan.StartBackward(s, p.batch.SP, &a.args, &a.grads, &a.overlap) })
+	a.startBackward(p, dmixed)
 	if !a.gated() {
 		p.phase("projection")
 		a.out.backwardWeights(p, dy, a.mixed)
 		p.end()
 	}
-	call(func() error { return a.overlap.Do(s, sp.AttendBackward) })
 	weights := func(i int) {
 		one, lo, hi := a.qkv.part(i)
 		p.phase("projection")
 		one.backwardWeights(p, all.Slice(1, lo, hi), x)
 		p.end()
 	}
-	call(func() error { return a.overlap.Do(s, sp.WaitDV) })
+	a.do(p, sp.AttendBackward)
+	a.do(p, sp.WaitDV)
 	weights(2)
-	call(func() error { return a.overlap.Do(s, sp.WaitDK) })
+	a.do(p, sp.WaitDK)
 	a.backwardKNorm(p, all, raw)
 	weights(1)
-	call(func() error { return a.overlap.Do(s, sp.WaitDQ) })
+	a.do(p, sp.WaitDQ)
 	a.backwardQNorm(p, all, raw)
 	weights(0)
 }

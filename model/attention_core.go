@@ -34,6 +34,7 @@ type attentionCore struct {
 	dsinks     tensor.Tensor // [Hq] F32, this rank's terms of their gradient; nil in a forward half
 	args       sp.Args
 	grads      sp.Grads
+	overlap    sp.Overlap
 }
 
 func newAttentionCore(cfg *Config, layer int64) attentionCore {
@@ -124,12 +125,8 @@ func (c *attentionCore) attend(p *pass, t heads, mixed, saved tensor.Tensor) {
 func (c *attentionCore) attendBackward(p *pass, t heads, dmixed, saved tensor.Tensor, restore bool) {
 	p.phase("attention")
 	for g := range p.plans.groups {
-		c.setGroup(p, g, t, c.mixed, saved)
-		if restore && !p.skip() {
-			p.err = p.plans.softmax[c.mask].Restore(p.ctx.Stream, p.batch.SP, &c.args)
-		}
-		h := c.hq / p.plans.groups
-		c.setGrads(p, g, dmixed.Split(1, c.hq).Slice(1, g*h, (g+1)*h))
+		c.setBackward(p, g, t, saved, restore)
+		c.setGrads(p, g, dmixed)
 		if !p.skip() {
 			p.err = p.plans.softmax[c.mask].Backward(p.ctx.Stream, p.batch.SP, &c.args, &c.grads)
 		}
@@ -137,10 +134,51 @@ func (c *attentionCore) attendBackward(p *pass, t heads, dmixed, saved tensor.Te
 	p.end()
 }
 
+// setBackward sets the plan's arguments for group g of the heads in a backward half. With restore,
+// it restores what the plan saved from the heads.
+func (c *attentionCore) setBackward(p *pass, g int64, t heads, saved tensor.Tensor, restore bool) {
+	c.setGroup(p, g, t, c.mixed, saved)
+	if restore && !p.skip() {
+		p.err = p.plans.softmax[c.mask].Restore(p.ctx.Stream, p.batch.SP, &c.args)
+	}
+}
+
 // setGrads sets the plan's gradients for group g of the heads, which the gradients overwrite.
-func (c *attentionCore) setGrads(p *pass, g int64, dout tensor.Tensor) {
-	c.grads = sp.Grads{DOut: withBatch(dout), DQ: c.args.Q, DK: c.args.K, DV: c.args.V,
-		DSinks: c.ofGroup(p, g, c.dsinks)}
+func (c *attentionCore) setGrads(p *pass, g int64, dmixed tensor.Tensor) {
+	h := c.hq / p.plans.groups
+	c.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, c.hq).Slice(1, g*h, (g+1)*h)), DQ: c.args.Q, DK: c.args.K,
+		DV: c.args.V, DSinks: c.ofGroup(p, g, c.dsinks)}
+}
+
+// overlaps reports whether projections overlap with all-to-alls. With several groups of heads, all
+// are projected before the first is sent.
+func (c *attentionCore) overlaps(p *pass) bool { return p.plans.overlap && p.plans.groups == 1 }
+
+// startForward begins attend in steps, which do runs: q, k and v are sent when each is computed.
+func (c *attentionCore) startForward(p *pass, t heads, mixed, saved tensor.Tensor) {
+	c.setGroup(p, 0, t, mixed, saved)
+	if !p.skip() {
+		p.err = p.plans.softmax[c.mask].StartForward(p.batch.SP, &c.args, &c.overlap)
+	}
+}
+
+// startBackward begins attendBackward in steps, after setBackward.
+func (c *attentionCore) startBackward(p *pass, dmixed tensor.Tensor) {
+	c.setGrads(p, 0, dmixed)
+	p.phase("attention")
+	if !p.skip() {
+		p.err = p.plans.softmax[c.mask].StartBackward(p.ctx.Stream, p.batch.SP, &c.args, &c.grads, &c.overlap)
+	}
+	p.end()
+}
+
+// do runs a step of an overlapped call.
+func (c *attentionCore) do(p *pass, step sp.Step) {
+	p.phase("attention")
+	if !p.skip() {
+		p.err = c.overlap.Do(p.ctx.Stream, step)
+	}
+	p.end()
 }
 
 // withBatch returns a view [1, T, …] of [T, …].

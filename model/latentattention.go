@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 
+	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -94,15 +95,24 @@ func (a *latentAttention) split(t latentHeads) (rotated, others, inKV tensor.Ten
 	return t.k.Slice(2, 0, a.rotated), t.k.Slice(2, a.rotated, a.d), t.kv.Slice(2, 0, a.d-a.rotated)
 }
 
-// expand computes the heads from x and from the compressed vectors.
-func (a *latentAttention) expand(p *pass, t latentHeads, x, queries, keys tensor.Tensor) {
+// projectQueries computes q from x. With again, the compressed vectors are saved.
+func (a *latentAttention) projectQueries(p *pass, t latentHeads, x tensor.Tensor, again bool) {
 	mark := p.mark()
 	if a.queries != nil {
-		x = a.queries.normed(p, queries)
+		x = a.queries.normed(p, a.queries.compressed(p, x, again))
 	}
-	normed := a.keys.normed(p, keys)
 	p.phase("projection")
 	a.toQ.forward(p, t.q.Flatten(1, 2), x)
+	p.end()
+	p.reset(mark)
+}
+
+// projectKeys is projectQueries for k and v.
+func (a *latentAttention) projectKeys(p *pass, t latentHeads, x tensor.Tensor, again bool) {
+	mark := p.mark()
+	keys := a.keys.compressed(p, x, again)
+	normed := a.keys.normed(p, keys)
+	p.phase("projection")
 	a.toKV.forward(p, t.kv.Flatten(1, 2), normed)
 	p.end()
 	rotated, others, inKV := a.split(t)
@@ -113,21 +123,23 @@ func (a *latentAttention) expand(p *pass, t latentHeads, x, queries, keys tensor
 	p.reset(mark)
 }
 
-// compress computes the compressed vectors of x. That of queries is nil if they are not compressed.
-func (a *latentAttention) compress(p *pass, x tensor.Tensor) (queries, keys tensor.Tensor) {
-	if a.queries != nil {
-		queries = a.queries.forward(p, x)
-	}
-	return queries, a.keys.forward(p, x)
-}
-
 func (a *latentAttention) Forward(p *pass, x tensor.Tensor) {
 	mark := p.mark()
 	mixed := p.or(a.mixed, p.tokens, a.hq*a.dv)
 	t, saved := a.allocate(p), a.begin(p)
-	queries, keys := a.compress(p, x)
-	a.expand(p, t, x, queries, keys)
-	a.attend(p, t.heads, mixed, saved)
+	if a.overlaps(p) {
+		a.startForward(p, t.heads, mixed, saved)
+		a.projectQueries(p, t, x, false)
+		a.do(p, sp.SendQ)
+		a.projectKeys(p, t, x, false)
+		a.do(p, sp.SendK)
+		a.do(p, sp.SendV)
+		a.do(p, sp.AttendForward)
+	} else {
+		a.projectQueries(p, t, x, false)
+		a.projectKeys(p, t, x, false)
+		a.attend(p, t.heads, mixed, saved)
+	}
 	a.project(p, x, mixed)
 	p.reset(mark)
 }
@@ -145,28 +157,50 @@ func (a *latentAttention) Output(p *pass, x tensor.Tensor) { a.project(p, x, a.m
 // Backward computes the heads again from the compressed vectors, unless they are saved.
 func (a *latentAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
-	restore := a.saved.IsNil()
+	restore, overlaps := a.saved.IsNil(), a.overlaps(p)
 	t, saved := a.allocate(p), a.begin(p)
 	dmixed := p.temp(p.tokens, a.hq*a.dv)
 	if restore {
-		var queries tensor.Tensor
-		if a.queries != nil {
-			queries = a.queries.raw
-		}
-		a.expand(p, t, x, queries, a.keys.raw)
+		a.projectQueries(p, t, x, true)
+		a.projectKeys(p, t, x, true)
 	}
-	p.phase("projection")
-	a.out.backwardWeights(p, dy, a.mixed)
-	a.out.backwardInput(p, dmixed, dy)
-	p.end()
-	a.attendBackward(p, t.heads, dmixed, saved, restore)
+	if overlaps {
+		a.backwardOverlapped(p, t, dmixed, saved, dy, restore)
+	} else {
+		p.phase("projection")
+		a.out.backwardWeights(p, dy, a.mixed)
+		a.out.backwardInput(p, dmixed, dy)
+		p.end()
+		a.attendBackward(p, t.heads, dmixed, saved, restore)
+	}
 	dkeys := a.backwardKeys(p, t, x)
+	if overlaps {
+		a.do(p, sp.WaitDQ)
+	}
 	from, dqueries := a.backwardQueries(p, t, x)
 	p.phase("projection")
 	a.keys.in.backwardInput(p, x, dkeys)
 	from.inputGrad(p, x, dqueries, true)
 	p.end()
 	p.reset(mark)
+}
+
+// backwardOverlapped is the backward half up to the gradients of k and v. The gradients of q arrive
+// while backwardKeys runs.
+func (a *latentAttention) backwardOverlapped(p *pass, t latentHeads, dmixed, saved, dy tensor.Tensor, restore bool) {
+	p.phase("attention")
+	a.setBackward(p, 0, t.heads, saved, restore)
+	p.end()
+	p.phase("projection")
+	a.out.backwardInput(p, dmixed, dy)
+	p.end()
+	a.startBackward(p, dmixed)
+	p.phase("projection")
+	a.out.backwardWeights(p, dy, a.mixed)
+	p.end()
+	a.do(p, sp.AttendBackward)
+	a.do(p, sp.WaitDV)
+	a.do(p, sp.WaitDK)
 }
 
 // backwardKeys returns the gradient of the compressed keys from the gradients of the heads. It adds
@@ -185,8 +219,9 @@ func (a *latentAttention) backwardKeys(p *pass, t latentHeads, x tensor.Tensor) 
 	return d
 }
 
-// addHeads adds the heads of x [T, H, ·] to the first one. It adds halves of the heads, so that in
-// BF16 a sum is rounded only log2(H) times.
+// addHeads adds the heads of x [T, H, ·] to the first one. It adds halves of the heads: with 128
+// heads in BF16, the largest error is 1.7 times as large as with sums in F32, and 6.5 times if one
+// head is added after another.
 func (a *latentAttention) addHeads(p *pass, x tensor.Tensor) {
 	for n := x.Shape[1]; n > 1; n = (n + 1) / 2 {
 		lower := x.Slice(1, 0, n/2)
@@ -212,8 +247,8 @@ func (a *latentAttention) backwardQueries(p *pass, t latentHeads, x tensor.Tenso
 func (a *latentAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) {
 	mark := p.mark()
 	t, mixed := a.allocate(p), p.temp(p.tokens, a.hq*a.dv)
-	queries, keys := a.compress(p, x)
-	a.expand(p, t, x, queries, keys)
+	a.projectQueries(p, t, x, false)
+	a.projectKeys(p, t, x, false)
 	a.attendCached(p, c, at, t.heads, nil, nil, 0, mixed)
 	a.project(p, x, mixed)
 	p.reset(mark)
@@ -242,8 +277,12 @@ func (c *compression) rest(x tensor.Tensor) tensor.Tensor {
 	return x.Slice(1, c.norm.Shape[0], c.in.out)
 }
 
-// forward returns the compressed vectors [T, n|rest] of x, in saved memory if there is any.
-func (c *compression) forward(p *pass, x tensor.Tensor) tensor.Tensor {
+// compressed returns the compressed vectors [T, n|rest] of x, in saved memory if there is any. With
+// again, they are there.
+func (c *compression) compressed(p *pass, x tensor.Tensor, again bool) tensor.Tensor {
+	if again {
+		return c.raw
+	}
 	raw := p.or(c.raw, p.tokens, c.in.out)
 	p.phase("projection")
 	c.in.forward(p, raw, x)

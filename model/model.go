@@ -70,8 +70,7 @@ type Options struct {
 	// MoveBiases says that training moves the biases of the experts (Config.Experts.Biased).
 	MoveBiases bool
 	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
-	// gradients of weights are computed (sp.Overlap). Results are bitwise the same. Latent
-	// attention projects all of them first.
+	// gradients of weights are computed (sp.Overlap). Results are bitwise the same.
 	Overlap bool
 }
 
