@@ -53,7 +53,7 @@ type Config struct {
 	// c > 0: a scaled score, or a logit, x becomes c·tanh(x/c); 0 = off
 	ScoreSoftcap, LogitSoftcap float64
 	Hybrid                             // Qwen3.5 only
-	Latent                             // DeepSeek-V3 only
+	Latent                             // DeepSeek-V3 and GLM-4.7-Flash only
 	Experts                    Experts // Mixtral and Qwen3-MoE only
 
 	family *family

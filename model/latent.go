@@ -40,10 +40,11 @@ func (c *Config) rotatable() int64 { return cmp.Or(c.QKRopeHeadDim, c.HeadDim) }
 // config.json is the number of rotated features, or missing.
 func (c *Config) readLatent(r *reader) {
 	extent := func(name string) int64 { return r.extent(name, c.family.size(name, r), 1<<16) }
-	value, given := r.raw["q_lora_rank"]
-	if n, ok := asInt(value); given && (value == nil || ok && n == 0) { // TOML has no null
-		r.value("q_lora_rank")
-	} else if given || !r.strict {
+	_, given := r.raw["q_lora_rank"]
+	rank := r.value("q_lora_rank")
+	n, ok := asInt(rank)
+	none := given && rank == nil || ok && n == 0 || !given && r.strict // TOML has no null
+	if !none {
 		c.QLoraRank = extent("q_lora_rank")
 	}
 	c.KVLoraRank = extent("kv_lora_rank")
@@ -61,10 +62,7 @@ func (c *Config) readLatent(r *reader) {
 			"num_key_value_heads = %d, num_attention_heads = %d: each head of latent attention has its own keys and values; set both to the same number",
 			c.NumKeyValueHeads, c.NumAttentionHeads)
 	}
-	if n, ok := asInt(r.value("head_dim")); r.strict && r.has("head_dim") && !(ok && n == c.QKRopeHeadDim) {
-		r.fault(status.InvalidConfig, "head_dim = %s: in %s it is qk_rope_head_dim = %d; remove it",
-			quoted(r.raw["head_dim"]), c.ModelType, c.QKRopeHeadDim)
-	}
+	r.ineffective("head_dim", "set qk_nope_head_dim, qk_rope_head_dim and v_head_dim")
 }
 
 // widestHead returns the size of the largest head of softmax attention, with its fields.

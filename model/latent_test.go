@@ -102,12 +102,15 @@ func TestLatentFaults(t *testing.T) {
 	fields := latent(map[string]any{"model_type": "deepseek_v3", "vocab_size": 8, "hidden_size": 8,
 		"intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 6, "head_dim": 9,
 		"first_k_dense_replace": 1})
-	_, err := ConfigFromMap(fields)
-	if want := "head_dim = 9: in deepseek_v3 it is qk_rope_head_dim = 4; remove it"; err == nil ||
-		!strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %q", err, want)
+	_, fresh := ConfigFromMap(fields)
+	_, override := parse(t, deepseek).Override(map[string]any{"head_dim": 192})
+	for _, err := range []error{fresh, override} {
+		if want := "has no effect in deepseek_v3; set qk_nope_head_dim, qk_rope_head_dim and v_head_dim"; err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
-	if fields["head_dim"] = 4; must1(ConfigFromMap(fields)).QLoraRank != 0 {
+	if delete(fields, "head_dim"); must1(ConfigFromMap(fields)).QLoraRank != 0 {
 		t.Error("queries are compressed without q_lora_rank")
 	}
 }
