@@ -190,10 +190,11 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if c.inJob {
 		where = "model.override"
 	}
-	r, err := read(where, raw, false)
+	r, err := (&reader{where: where, raw: raw, seen: map[string]bool{}, fresh: c.inJob}).read()
 	if err != nil {
 		return nil, err
 	}
+	r.inJob = c.inJob
 	_, a := fields["dtype"]
 	_, b := fields["torch_dtype"]
 	r.forced = c.forced || a || b
@@ -218,10 +219,14 @@ var derived = map[string]string{"use_sliding_window": "layer_types", "max_window
 	"sliding_window_pattern":  "layer_types",
 	"full_attention_interval": "layer_types", "no_rope_layer_interval": "no_rope_layers"}
 
-func read(where string, raw map[string]any, strict bool) (*Config, error) {
-	r := &reader{where: where, raw: raw, seen: map[string]bool{}, strict: strict}
+// read reads the fields of a config.json, or with own the user's own fields of a new model.
+func read(where string, raw map[string]any, own bool) (*Config, error) {
+	return (&reader{where: where, raw: raw, seen: map[string]bool{}, strict: own, fresh: own}).read()
+}
+
+func (r *reader) read() (*Config, error) {
 	c := readFields(r)
-	if strict {
+	if r.strict {
 		r.unknown()
 	}
 	if err := r.err(); err != nil {

@@ -22,6 +22,7 @@ type reader struct {
 	wrong  bool // a fault has another code than Unsupported
 
 	strict   bool     // the user's own table: unknown fields are faults
+	fresh    bool     // a new model: no field has the default of one published model
 	unknowns []string // faults for unknown fields of nested tables
 
 	unknownType bool // the model type is not built: other fields are not checked

@@ -264,7 +264,7 @@ func (c *Config) readSigmoid(r *reader) {
 	e.Groups = r.extent("n_group", max(1, c.family.size("n_group", r)), device.MaxGroups)
 	e.KeptGroups = r.extent("topk_group", max(1, c.family.size("topk_group", r)), device.MaxGroups)
 	scale := 1.0
-	if !r.strict {
+	if !r.fresh {
 		scale = cmp.Or(c.family.weightScale, 1)
 	}
 	e.Scale = r.positive("routed_scaling_factor", scale)

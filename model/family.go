@@ -92,7 +92,7 @@ var (
 // size returns the default of a field of a config.json, 0 if there is none. A job's own table has
 // no defaults of one published model.
 func (f *family) size(name string, r *reader) int64 {
-	if r.strict {
+	if r.fresh {
 		return 0
 	}
 	return f.sizes[name]

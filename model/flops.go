@@ -47,7 +47,7 @@ func (c *Config) mlpMatrices() (gateUp, down, routers float64) {
 	down = (float64(c.NumHiddenLayers)-sparse)*h*float64(c.IntermediateSize) +
 		sparse*h*float64(e.Size*e.PerToken+e.Shared)
 	routers = sparse * h * float64(e.Count)
-	if e.Shared > 0 {
+	if e.Shared > 0 && c.family.experts.shared {
 		routers += sparse * h // the gate of the shared expert
 	}
 	return 2 * down, down, routers

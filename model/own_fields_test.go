@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/testkit/near"
 )
 
 // small returns the fields of a small model of a family, with further fields.
@@ -81,6 +82,31 @@ func TestOwnFieldsWithoutEffect(t *testing.T) {
 	if err != nil || base.Experts.Balance != 0.5 {
 		t.Errorf("%+v, %v", base, err)
 	}
+}
+
+// A new model has no default of a published one, with an override as without.
+func TestNewModelWithOverride(t *testing.T) {
+	c, err := ConfigFromMap(small("glm4_moe", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := c.Override(map[string]any{"vocab_size": int64(16)})
+	if err != nil || o.VocabSize != 16 {
+		t.Fatal(o, err)
+	}
+	for _, c := range []*Config{c, o} {
+		if c.Experts.Shared != 0 || !c.Sparse(0) { // the published one has a shared expert and a dense layer
+			t.Errorf("%+v", c)
+		}
+		// attention, the MLPs of 2 experts, routers and the head
+		near.Value(t, "weights in products of a token", c.Flops(1, 0)/6,
+			float64(4*(3*32*32+2*3*32*8+32*4)+32*c.VocabSize), 0)
+	}
+	c, err = ConfigFromMap(small("glm4_moe", map[string]any{"n_shared_experts": int64(1)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	near.Value(t, "with a shared expert", c.Flops(1, 0)/6, float64(4*(3*32*32+3*3*32*8+32*4)+32*8), 0) // no gate
 }
 
 // Lists of layers that follow from an overridden field are made again, as saved files have both.
