@@ -10,7 +10,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// latentFromScratch is a job that trains latent attention with dense MLPs.
+// latentFromScratch is a job that trains a small DeepSeek-V3, whose first layer is dense.
 func latentFromScratch(t *testing.T) string {
 	t.Helper()
 	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))
@@ -25,7 +25,13 @@ vocab_size = 256
 hidden_size = 32
 intermediate_size = 48
 num_hidden_layers = 2
-first_k_dense_replace = 2
+first_k_dense_replace = 1
+n_routed_experts = 4
+num_experts_per_tok = 2
+n_shared_experts = 1
+moe_intermediate_size = 16
+n_group = 2
+topk_group = 1
 num_attention_heads = 3
 num_key_value_heads = 3
 q_lora_rank = 24

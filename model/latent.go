@@ -3,9 +3,7 @@ package model
 import (
 	"cmp"
 	"math"
-	"slices"
 
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -43,7 +41,7 @@ func (c *Config) readLatent(r *reader) {
 	_, given := r.raw["q_lora_rank"]
 	rank := r.value("q_lora_rank")
 	n, ok := asInt(rank)
-	none := given && rank == nil || ok && n == 0 || !given && r.strict // TOML has no null
+	none := given && rank == nil || ok && n == 0 || !given && r.fresh // TOML has no null
 	if !none {
 		c.QLoraRank = extent("q_lora_rank")
 	}
@@ -82,37 +80,35 @@ func (c *Config) scaleLatent() {
 	c.ScoreScale = cmp.Or(c.Rope.ScoreGain, 1) / math.Sqrt(float64(c.HeadDim))
 }
 
-// readDeepSeek reads which layers of DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437) have experts.
-func readDeepSeek(c *Config, r *reader) {
-	dense := r.number("first_k_dense_replace", float64(c.family.size("first_k_dense_replace", r)))
-	if dense < float64(c.NumHiddenLayers) {
-		c.refuseLatentExperts(r, "first_k_dense_replace = %v, num_hidden_layers = %d", dense, c.NumHiddenLayers)
-	}
-}
+// liteExperts are the fields of GLM-4.7-Flash, whose layers with experts are listed.
+var liteExperts = func() expertFields {
+	x := glmExperts
+	x.firstDense = false
+	return x
+}()
 
-// readGLMLite reads which layers of GLM-4.7-Flash have experts: if it is not given, all but the
-// first.
+// readGLMLite reads the fields of GLM-4.7-Flash. If mlp_layer_types is missing, the first layer
+// alone is dense.
 func readGLMLite(c *Config, r *reader) {
-	kinds, given := r.value("mlp_layer_types").([]any)
-	if given && int64(len(kinds)) < c.NumHiddenLayers {
-		r.fault(status.InvalidConfig, "mlp_layer_types has %d kinds for %d layers; give one for each layer", len(kinds),
+	readExperts(c, r)
+	value := r.value("mlp_layer_types")
+	kinds, isList := value.([]any)
+	if value != nil && (!isList || int64(len(kinds)) < c.NumHiddenLayers) {
+		r.fault(status.InvalidConfig, "mlp_layer_types = %s: give a list with a kind for each of %d layers", quoted(value),
 			c.NumHiddenLayers)
+		return
 	}
-	sparse := func(kind any) bool { return kind != "dense" }
-	if slices.ContainsFunc(kinds, sparse) || !given && c.NumHiddenLayers > 1 {
-		c.refuseLatentExperts(r, "mlp_layer_types = %s", quoted(r.raw["mlp_layer_types"]))
+	for i := range c.NumHiddenLayers {
+		kind := any("sparse")
+		if value != nil {
+			kind = kinds[i]
+		} else if i == 0 {
+			kind = "dense"
+		}
+		if c.Experts.dense[i] = kind == "dense"; kind != "dense" && kind != "sparse" {
+			r.fault(status.InvalidConfig, "mlp_layer_types[%d] = %s: give \"dense\" or \"sparse\"", i, quoted(kind))
+		}
 	}
-}
-
-// latentExperts are the names of families with latent attention. Their experts are not built, but
-// PEFT takes the names of all MLPs for names of experts.
-var latentExperts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size", misread: true,
-	block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
-
-// refuseLatentExperts refuses layers with experts in families with latent attention.
-func (c *Config) refuseLatentExperts(r *reader, format string, args ...any) {
-	x := notbuilt.LatentExperts
-	r.fault(status.Unsupported, format+": %s", append(args, x.Text(x.Instead))...)
 }
 
 func writeLatent(c *Config, f fields) {
@@ -127,6 +123,7 @@ func writeLatent(c *Config, f fields) {
 	f.put("v_head_dim", c.VHeadDim)
 	f.put("rope_interleave", c.RopeInterleave)
 	f["head_dim"] = c.QKRopeHeadDim
+	writeExperts(c, f)
 }
 
 // latentWeights returns the number of weights of the projections before attention in a layer: of

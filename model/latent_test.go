@@ -13,9 +13,9 @@ import (
 	"ulysses/testkit/near"
 )
 
-// As DeepSeek-V3 is published, without its FP8 and with dense layers alone.
+// As DeepSeek-V3 is published, without its FP8.
 const deepseek = `{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 0,
- "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 61, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
+ "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
  "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3", "moe_intermediate_size": 2048,
  "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
  "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
@@ -33,8 +33,9 @@ func TestParseLatent(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	near.Value(t, "scale", c.ScoreScale, math.Pow(0.1*math.Log(40)+1, 2)/math.Sqrt(192), 1e-12)
-	// attention, MLPs and the head
-	products := float64(61*(7168*(1536+576)+1536*128*192+512*128*256+128*128*7168+3*7168*18432) + 7168*129280)
+	// attention, MLPs, 8 experts and the shared one, routers, and the head
+	products := float64(61*(7168*(1536+576)+1536*128*192+512*128*256+128*128*7168) + 3*3*7168*18432 +
+		58*(9*3*7168*2048+7168*256) + 7168*129280)
 	near.Value(t, "weights in products of a token", c.Flops(1, 0)/6, products, 1)
 	near.Value(t, "operations of a pair", c.Flops(0, 1), float64(61*6*128*(192+128)), 1)
 
@@ -62,7 +63,10 @@ func TestParseLatent(t *testing.T) {
 	}
 	c = parse(t, glmLite)
 	if c.Latent != (Latent{768, 512, 192, 64, 256, true}) || c.HeadDim != 256 || c.NumKeyValueHeads != 20 ||
-		c.RMSNormEps != 1e-5 {
+		c.RMSNormEps != 1e-5 || c.Experts.Count != 64 || c.Experts.Scale != 1.8 || c.SparseLayers() != 0 {
+		t.Errorf("%+v", c)
+	}
+	if c := parse(t, string(with(t, glmLite, `"num_hidden_layers": 3`))); c.Sparse(0) || c.SparseLayers() != 2 {
 		t.Errorf("%+v", c)
 	}
 	for value, want := range map[int64]int64{0: 0, 8: 8} { // TOML has no null
@@ -80,9 +84,6 @@ func TestLatentFaults(t *testing.T) {
 		code         status.Code
 		want         string
 	}{
-		{deepseek, `"first_k_dense_replace": 3`, no,
-			"first_k_dense_replace = 3, num_hidden_layers = 61: experts of deepseek_v3 and glm4_moe_lite are not built; use"},
-		{deepseek, `"first_k_dense_replace": null`, no, "first_k_dense_replace = 3"},
 		{deepseek, `"quantization_config": {"quant_method": "fp8"}`, no, "quantization_config is not built"},
 		{deepseek, `"num_key_value_heads": 64`, bad, "num_key_value_heads = 64, num_attention_heads = 128"},
 		{deepseek, `"qk_rope_head_dim": 63`, bad, "qk_rope_head_dim = 63 is odd"},
@@ -90,9 +91,11 @@ func TestLatentFaults(t *testing.T) {
 		{deepseek, `"kv_lora_rank": 0`, bad, "kv_lora_rank = 0"},
 		{deepseek, `"rope_interleave": 1`, bad, "rope_interleave = 1: give true or false"},
 		{deepseek, `"partial_rotary_factor": 0.5`, no, "partial_rotary_factor = 0.5 is not built"},
-		{glmLite, `"num_hidden_layers": 2`, no, "mlp_layer_types = <nil>: experts of"},
-		{glmLite, `"mlp_layer_types": ["sparse"]`, no, "mlp_layer_types = [sparse]"},
-		{glmLite, `"mlp_layer_types": []`, bad, "mlp_layer_types has 0 kinds for 1 layers"},
+		{deepseek, `"first_k_dense_replace": -1`, bad, "first_k_dense_replace = -1"},
+		{deepseek, `"scoring_func": "softmax"`, no, `scoring_func = "softmax" is not built`},
+		{glmLite, `"mlp_layer_types": []`, bad, "mlp_layer_types = []: give a list with a kind for each of 1 layers"},
+		{glmLite, `"mlp_layer_types": "dense"`, bad, `mlp_layer_types = "dense": give a list`},
+		{glmLite, `"mlp_layer_types": ["linear"]`, bad, `mlp_layer_types[0] = "linear": give "dense" or "sparse"`},
 	} {
 		_, err := ParseConfig(with(t, x.base, x.fields))
 		if status.Of(err) != x.code || !strings.Contains(err.Error(), x.want) {
@@ -101,7 +104,7 @@ func TestLatentFaults(t *testing.T) {
 	}
 	fields := latent(map[string]any{"model_type": "deepseek_v3", "vocab_size": 8, "hidden_size": 8,
 		"intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 6, "head_dim": 9,
-		"first_k_dense_replace": 1})
+		"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8})
 	_, fresh := ConfigFromMap(fields)
 	_, override := parse(t, deepseek).Override(map[string]any{"head_dim": 192})
 	for _, err := range []error{fresh, override} {
@@ -110,8 +113,13 @@ func TestLatentFaults(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if delete(fields, "head_dim"); must1(ConfigFromMap(fields)).QLoraRank != 0 {
-		t.Error("queries are compressed without q_lora_rank")
+	// A new model has no default of the published one, also with an override.
+	delete(fields, "head_dim")
+	own := must1(ConfigFromMap(fields))
+	for _, c := range []*Config{own, must1(own.Override(map[string]any{"num_hidden_layers": 2}))} {
+		if c.QLoraRank != 0 || c.Experts.Shared != 0 || c.Experts.Scale != 1 || c.Experts.Groups != 1 || !c.Sparse(0) {
+			t.Errorf("%+v", c)
+		}
 	}
 }
 

@@ -100,9 +100,6 @@ func (f *family) mlp() string {
 	if f.mlpBias != "" {
 		text += "; biases if `" + f.mlpBias + "`"
 	}
-	if f.latent {
-		return text + "; its experts are not built"
-	}
 	if x := f.experts; x != nil {
 		text += " of experts"
 		if x.stacked {
@@ -120,6 +117,9 @@ func (f *family) mlp() string {
 		}
 		if x.firstDense {
 			text += "; dense in the first `first_k_dense_replace` layers"
+		}
+		if x == &liteExperts {
+			text += "; dense in layers of `mlp_layer_types`"
 		}
 		if x.between {
 			text += "; dense outside of `moe_layer_start_index` to `moe_layer_end_index`"

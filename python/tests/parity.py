@@ -72,7 +72,6 @@ LATENT = dict(
     qk_nope_head_dim=10,
     qk_rope_head_dim=6,
     v_head_dim=8,
-    first_k_dense_replace=3,
 )
 
 # Name: (prefix of the classes, fields of the config that differ). Documents have up to 37 tokens
@@ -288,21 +287,27 @@ FAMILIES = {
             router_aux_loss_coef=0.2,
         ),
     ),
-    "deepseek-v3": ("DeepseekV3", dict(LATENT, q_lora_rank=16, attention_bias=True)),
-    "deepseek-v3, without compressed queries": (
+    "deepseek-v3": (
+        "DeepseekV3",
+        dict(LATENT | GROUPS, q_lora_rank=16, attention_bias=True),
+    ),
+    "deepseek-v3, dense, without compressed queries": (
         "DeepseekV3",
         dict(
             LATENT,
+            first_k_dense_replace=3,
             q_lora_rank=None,
             rope_interleave=False,
             attention_bias=True,
             tie_word_embeddings=True,
         ),
     ),
-    "deepseek-v3, yarn": (
+    "deepseek-v3, yarn, stacked": (
         "DeepseekV3",
         dict(
-            LATENT,
+            LATENT | GROUPS,
+            n_shared_experts=1,
+            first_k_dense_replace=2,
             q_lora_rank=9,
             rope_parameters=dict(
                 rope_type="yarn",
@@ -316,7 +321,12 @@ FAMILIES = {
     ),
     "glm4-moe-lite": (
         "Glm4MoeLite",
-        dict(LATENT, q_lora_rank=11, mlp_layer_types=["dense"] * 3),
+        dict(
+            LATENT | GROUPS,
+            q_lora_rank=11,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            eos_token_id=1,
+        ),
     ),
     "olmo2": ("Olmo2", dict(attention_bias=True)),
     "olmo3": ("Olmo3", dict(sliding_window=9, num_hidden_layers=4)),

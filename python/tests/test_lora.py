@@ -118,7 +118,7 @@ CASES = {
         ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         True,
     ),
-    "deepseek-v3, without compressed queries": (["q_proj", "kv_b_proj"], False),
+    "deepseek-v3, dense, without compressed queries": (["q_proj", "kv_b_proj"], False),
     "qwen3-next": (["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"], False),
 }
 
