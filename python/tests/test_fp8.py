@@ -32,6 +32,11 @@ def quantized(x):
     return cut[0].contiguous(), scales.view(rows, columns), cut[1]
 
 
+def is_matrix(name: str) -> bool:
+    """Reports whether a folder in FP8 has a tensor in FP8."""
+    return "_proj" in name and name.endswith(".weight")
+
+
 @need_program
 class FP8(unittest.TestCase):
     setUp = test_parity.Parity.setUp
@@ -44,7 +49,7 @@ class FP8(unittest.TestCase):
         numbers = load_file(plain / "model.safetensors")
         stored = dict(numbers)
         for name, x in list(numbers.items()):
-            if name.endswith("proj.weight"):
+            if is_matrix(name):
                 stored[name], stored[name + SCALES], numbers[name] = quantized(x)
         save_file({n: x.contiguous() for n, x in numbers.items()}, plain / "model.safetensors")
         save_file(stored, packed / "model.safetensors")
@@ -73,7 +78,7 @@ class FP8(unittest.TestCase):
         )
         saved = load_file(out / "model" / "model.safetensors")
         for name, x in load_file(plain / "model.safetensors").items():
-            low = name.endswith("proj.weight")
+            low = is_matrix(name)
             self.assertEqual(saved[name].dtype, torch.bfloat16 if low else x.dtype, name)
             self.assertTrue(torch.equal(saved[name], x.to(saved[name].dtype)), name)
         load(family, out / "model")
@@ -83,6 +88,9 @@ class FP8(unittest.TestCase):
 
     def test_fused_matrices_whose_rows_are_reordered(self) -> None:
         self.check("glm4", "parallel.zero=3", "parallel.ulysses=2", ranks=2)
+
+    def test_latent_attention(self) -> None:
+        self.check("deepseek-v3", "parallel.experts=2", "parallel.ulysses=2", ranks=2)
 
     def test_experts(self) -> None:
         self.check("glm4-moe", "parallel.experts=2", "parallel.ulysses=2", ranks=2)
