@@ -176,6 +176,8 @@ func configs(t testing.TB) map[string]*Config {
 			"moe_intermediate_size": 14, "n_shared_experts": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3,
 			"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5, "head_dim": 8, "use_qk_norm": true,
 			"attention_bias": true}),
+		"minimax_m2": make(map[string]any{"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 3,
+			"intermediate_size": 20, "head_dim": 8, "rotary_dim": 4}),
 		"ernie4_5": make(map[string]any{"model_type": "ernie4_5", "use_bias": true, "head_dim": 6}),
 		"ernie4_5_moe": make(map[string]any{"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 3,
 			"moe_intermediate_size": 14, "moe_num_shared_experts": 1, "moe_layer_start_index": 1,

@@ -40,7 +40,7 @@ func (c *Config) AddExpertBias() error {
 }
 
 // AddedBiases reports whether the experts have biases that transformers does not read.
-func (c *Config) AddedBiases() bool { return c.Experts.Biased && c.family.experts.corrected == "" }
+func (c *Config) AddedBiases() bool { return c.Experts.Biased && !c.family.experts.biased }
 
 func (b *expertBias) make(c *Config, moves bool) {
 	if !c.Experts.Biased {
@@ -152,7 +152,7 @@ func (c *Config) biasNames() (names []string) {
 	for i := range c.NumHiddenLayers {
 		if c.Sparse(i) {
 			names = append(names,
-				fmt.Sprintf("model.layers.%d.%s.%s.e_score_correction_bias", i, x.block, x.biasModule()))
+				fmt.Sprintf("model.layers.%d.%s", i, x.biasName()))
 		}
 	}
 	return names
@@ -160,7 +160,7 @@ func (c *Config) biasNames() (names []string) {
 
 // biasShape returns the shape of the biases of a layer in files.
 func (c *Config) biasShape() []int64 {
-	if c.family.experts.corrected == "moe_statics" { // ERNIE 4.5
+	if c.family.experts.biasModule == "moe_statics" { // ERNIE 4.5
 		return []int64{1, c.Experts.Count}
 	}
 	return []int64{c.Experts.Count}
@@ -207,7 +207,7 @@ func (f *Folder) checkBiases(known map[string]bool) (faults []string) {
 			faults = append(faults, shape.disagree(at.entry)...)
 		} else if !e.newBias {
 			why := "config.json says use_expert_bias = true"
-			if f.Config.family.experts.corrected != "" {
+			if f.Config.family.experts.biased {
 				why = "models of type " + f.Config.ModelType + " have it"
 			}
 			faults = append(faults, fmt.Sprintf("tensor %s%v is missing, and %s", name, shape.Shape, why))

@@ -43,8 +43,10 @@ type expertFields struct {
 	perToken     string   // the field with the experts of a token; "" = num_experts_per_tok
 	normalize    bool     // the weights are always divided by their sum; otherwise by norm_topk_prob
 	normalized   bool     // default of norm_topk_prob
-	sigmoid      bool     // the router is that of DeepSeek-V3
-	corrected    string   // the module with the biases that every folder has; "" = by use_expert_bias
+	sigmoid      bool     // weights are sigmoids of logits
+	grouped      bool     // the router is that of DeepSeek-V3, with groups of experts
+	biased       bool     // every folder has biases of experts; otherwise by use_expert_bias
+	biasModule   string   // the module with the biases, "." = the block; "" = the router
 	layers       bool     // mlp_only_layers and decoder_sparse_step are read
 	firstDense   bool     // first_k_dense_replace is read
 	between      bool     // moe_layer_start_index, moe_layer_end_index and moe_layer_interval are read
@@ -80,13 +82,16 @@ var (
 	ossFields = expertFields{number: "num_local_experts", size: "intermediate_size",
 		aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
 	glmExperts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size",
-		aliases: []string{"num_local_experts", "num_experts"}, normalized: true, sigmoid: true, corrected: "gate",
-		firstDense: true, sharedCount: "n_shared_experts", misread: true, block: "mlp", gate: "gate_proj",
-		up: "up_proj", down: "down_proj"}
+		aliases: []string{"num_local_experts", "num_experts"}, normalized: true, sigmoid: true, grouped: true,
+		biased: true, firstDense: true, sharedCount: "n_shared_experts", misread: true, block: "mlp",
+		gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	ernieExperts = expertFields{number: "moe_num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_experts", "num_local_experts"}, perToken: "moe_k", normalize: true,
-		corrected: "moe_statics", between: true, sharedCount: "moe_num_shared_experts", misread: true, block: "mlp",
-		gate: "gate_proj", up: "up_proj", down: "down_proj"}
+		biased: true, biasModule: "moe_statics", between: true, sharedCount: "moe_num_shared_experts", misread: true,
+		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	miniMaxExperts = expertFields{number: "num_local_experts", size: "intermediate_size",
+		aliases: []string{"num_experts"}, normalize: true, sigmoid: true, biased: true, biasModule: ".",
+		zero: []string{"router_jitter_noise"}, block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
 	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
@@ -98,8 +103,14 @@ func (x *expertFields) routerName() string { return cmp.Or(x.router, "gate") }
 // perTokenField returns the field with the experts of a token.
 func (x *expertFields) perTokenField() string { return cmp.Or(x.perToken, "num_experts_per_tok") }
 
-// biasModule returns the name of the module with the experts' biases.
-func (x *expertFields) biasModule() string { return cmp.Or(x.corrected, x.routerName()) }
+// biasName returns the name in a layer of the experts' biases.
+func (x *expertFields) biasName() string {
+	const name = "e_score_correction_bias"
+	if x.biasModule == "." {
+		return x.block + "." + name
+	}
+	return x.block + "." + cmp.Or(x.biasModule, x.routerName()) + "." + name
+}
 
 // sharedName returns the module of the expert of all tokens.
 func (x *expertFields) sharedName() string {
@@ -155,6 +166,15 @@ func readErnie(c *Config, r *reader) {
 	}
 }
 
+// readMiniMax reads the fields of MiniMax-M2 (MiniMax 2025). Published folders give the share of
+// rotated features as their number.
+func readMiniMax(c *Config, r *reader) {
+	readExperts(c, r)
+	if n := r.count("rotary_dim", 0, 1<<16); n > 0 && r.raw["partial_rotary_factor"] == nil {
+		r.raw["partial_rotary_factor"] = float64(n) / float64(c.HeadDim)
+	}
+}
+
 // readExperts reads the fields of Mixtral (Jiang et al. 2024, arXiv:2401.04088) or of Qwen3-MoE.
 func readExperts(c *Config, r *reader) {
 	names, e := c.family.experts, &c.Experts
@@ -196,9 +216,9 @@ func readExperts(c *Config, r *reader) {
 		e.Normalize = r.flag("norm_topk_prob", names.normalized)
 	}
 	c.readSparseLayers(r)
-	e.Biased = names.corrected != ""
-	if names.sigmoid {
-		c.readSigmoid(r)
+	e.Biased, e.Sigmoid = names.biased, names.sigmoid
+	if names.grouped {
+		c.readGroups(r)
 		return
 	}
 	for _, name := range names.zero {
@@ -211,10 +231,12 @@ func readExperts(c *Config, r *reader) {
 		r.fault(status.InvalidConfig, "router_aux_loss_coef = %v: give a number of at least 0", coefficient)
 	}
 	if r.flag("output_router_logits", false) {
-		e.Balance = coefficient
+		if e.Balance = coefficient; names.sigmoid {
+			r.fault(status.Unsupported, "output_router_logits = true is not built: %s", notbuilt.SigmoidBalance.Instead)
+		}
 	}
 	c.checkOwnBalance(r, r.raw)
-	if names.corrected == "" {
+	if !names.biased {
 		e.Biased = r.flag("use_expert_bias", false)
 	}
 }
@@ -256,11 +278,10 @@ func (c *Config) readSparseLayers(r *reader) {
 	}
 }
 
-// readSigmoid reads the fields of DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2). It has no
+// readGroups reads the fields of DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2). It has no
 // balancing loss.
-func (c *Config) readSigmoid(r *reader) {
+func (c *Config) readGroups(r *reader) {
 	e := &c.Experts
-	e.Sigmoid = true
 	e.Groups = r.extent("n_group", max(1, c.family.size("n_group", r)), device.MaxGroups)
 	e.KeptGroups = r.extent("topk_group", max(1, c.family.size("topk_group", r)), device.MaxGroups)
 	scale := 1.0
@@ -358,12 +379,12 @@ func writeExperts(c *Config, f fields) {
 	if names.between {
 		f.put("moe_layer_start_index", c.denseLayers())
 	}
-	if names.sigmoid {
+	if names.grouped {
 		f.put("n_group", e.Groups)
 		f.put("topk_group", e.KeptGroups)
 		f.put("routed_scaling_factor", asFloats(e.Scale))
 	}
-	if e.Biased && names.corrected == "" {
+	if e.Biased && !names.biased {
 		f.put("use_expert_bias", true)
 	}
 }

@@ -19,7 +19,8 @@ const (
 	stackedGateUp = ".mlp.experts.gate_up_proj"
 	stackedDown   = ".mlp.experts.down_proj"
 	stackedRouter = ".mlp.gate.weight"
-	stackedBias   = ".mlp.gate.moe_statics.e_score_correction_bias"
+	stackedBias   = ".mlp.gate.moe_statics.e_score_correction_bias" // ERNIE 4.5
+	blockBias     = ".mlp.e_score_correction_bias"                  // MiniMax-M2
 )
 
 // unstack returns the tensors of single experts in a tensor of a file, or the tensor itself.
@@ -106,7 +107,7 @@ func (c *Config) nameOf(stored string) string {
 	}
 	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"},
 		{stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"},
-		{stackedBias, ".moe_statics.e_score_correction_bias"}} {
+		{stackedBias, ".moe_statics.e_score_correction_bias"}, {blockBias, ".e_score_correction_bias"}} {
 		if layer, ok := strings.CutSuffix(name, x[0]); ok {
 			return layer + "." + names.block + x[1]
 		}

@@ -62,13 +62,16 @@ func (c *Config) readPacking(r *reader) bool {
 	switch method := q["quant_method"]; {
 	case method == "mxfp4" && c.stackedExperts():
 		c.packing.mxfp4 = true
-	case method == "fp8" && (q["fmt"] == nil || q["fmt"] == "e4m3") && c.packing.readBlock(q["weight_block_size"]):
+	case method == "fp8" && isE4M3(q["fmt"]) && c.packing.readBlock(q["weight_block_size"]):
 	default:
 		return false
 	}
 	r.value("quantization_config")
 	return true
 }
+
+// isE4M3 reports whether a format is that of F8_E4M3; folders have two names for it.
+func isE4M3(format any) bool { return format == nil || format == "e4m3" || format == "float8_e4m3fn" }
 
 func (p *packing) readBlock(v any) bool {
 	list, _ := v.([]any)

@@ -22,7 +22,8 @@ type reference struct {
 
 // biasOf returns the biases by which the experts of a module are chosen; nil if there are none.
 func (r *reference) biasOf(module string) []float64 {
-	return r.w[module+"."+r.cfg.family.experts.biasModule()+".e_score_correction_bias"]
+	block := r.cfg.family.experts.block
+	return r.w[strings.TrimSuffix(module, block)+r.cfg.family.experts.biasName()]
 }
 
 // linear returns x·Wᵀ + b for lines of in elements.
@@ -253,7 +254,7 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask, 
 	if c.QKNorm() {
 		q, k = r.norm(q, c.HeadDim, name+".q_norm"), r.norm(k, c.HeadDim, name+".k_norm")
 	}
-	if strings.HasPrefix(c.ModelType, "olmo") { // over all heads
+	if strings.HasPrefix(c.ModelType, "olmo") || c.ModelType == "minimax_m2" { // over all heads
 		q, k = r.norm(q, shape.Hq*shape.D, name+".q_norm"), r.norm(k, shape.Hkv*shape.D, name+".k_norm")
 	}
 	if rotated {

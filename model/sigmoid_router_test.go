@@ -26,6 +26,15 @@ const (
  "torch_dtype": "bfloat16", "use_bias": false, "vocab_size": 103424}`
 )
 
+// MiniMax-M2 as it is published, with fewer entries in attn_type_list.
+const miniMax = `{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1, 1], "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536,
+ "max_position_embeddings": 196608, "model_type": "minimax_m2", "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+ "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer",
+ "quantization_config": {"activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8", "weight_block_size": [128, 128],
+ "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}, "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 64,
+ "scoring_func": "sigmoid", "shared_intermediate_size": 0, "tie_word_embeddings": false, "use_mtp": true, "use_qk_norm": true, "use_routing_bias": true,
+ "vocab_size": 200064}`
+
 func TestParseSigmoidRouters(t *testing.T) {
 	c := parse(t, glmAir)
 	if e := c.Experts; e.Count != 128 || e.PerToken != 8 || e.Size != 1408 || e.Shared != 1408 || !e.Normalize ||
@@ -49,7 +58,15 @@ func TestParseSigmoidRouters(t *testing.T) {
 			t.Errorf("layer %d: experts %v, want %v", i, c.Sparse(i), want)
 		}
 	}
-	for _, text := range []string{glmAir, ernie21, string(with(t, glmAir, `"use_qk_norm": true, "n_group": 4, "topk_group": 2`))} {
+	c = parse(t, miniMax)
+	if e := c.Experts; e.Count != 256 || e.PerToken != 8 || e.Size != 1536 || e.Shared != 0 || !e.Normalize ||
+		!e.Sigmoid || !e.Biased || c.SparseLayers() != 62 || c.RotaryDim != 64 || c.QKNorm() || c.AddedBiases() ||
+		c.packing.block != [2]int64{128, 128} {
+		t.Errorf("%+v", c)
+	}
+	// attention 2.9e9, experts 7.1e9, the head 0.6e9; 10e9 are published
+	near.Value(t, "weights in products of a token", c.Flops(1, 0)/6, 10.5e9, 0.1e9)
+	for _, text := range []string{glmAir, ernie21, miniMax, string(with(t, glmAir, `"use_qk_norm": true, "n_group": 4, "topk_group": 2`))} {
 		first := parse(t, text)
 		again, err := first.JSON()
 		if err != nil {
@@ -57,6 +74,7 @@ func TestParseSigmoidRouters(t *testing.T) {
 		}
 		second := parse(t, string(again))
 		first.raw, second.raw = nil, nil
+		first.packing = packing{} // the weights are not written in FP8
 		if !reflect.DeepEqual(first, second) {
 			t.Errorf("%+v is written as %+v", first, second)
 		}
@@ -79,6 +97,8 @@ func TestSigmoidRouterFaults(t *testing.T) {
 		{glmAir, `"scoring_func": "softmax"`, status.Unsupported, `scoring_func = "softmax" is not built`},
 		{glmAir, `"topk_method": "greedy"`, status.Unsupported, `topk_method = "greedy" is not built`},
 		{glmAir, `"moe_layer_freq": 2`, status.Unsupported, "moe_layer_freq = 2 is not built"},
+		{miniMax, `"output_router_logits": true`, status.Unsupported, "output_router_logits = true is not built: set it to false"},
+		{miniMax, `"router_jitter_noise": 0.1`, status.Unsupported, "router_jitter_noise = 0.1 is not built"},
 		{ernie21, `"moe_norm_min": 0.1`, status.Unsupported, "moe_norm_min = 0.1 is not built"},
 		{ernie21, `"moe_k": 65`, status.InvalidConfig, "moe_k = 65, moe_num_experts = 64"},
 		{ernie21, `"use_bias": true`, status.InvalidConfig, "use_bias = true: ernie4_5_moe has no biases there"},

@@ -105,9 +105,12 @@ func (f *family) mlp() string {
 		if x.stacked {
 			text += ", clamped, with biases"
 		}
+		if x.grouped {
+			text += " in groups"
+		}
 		if x.sigmoid {
-			text += " in groups, chosen by sigmoids and biases"
-		} else if x.corrected != "" {
+			text += ", chosen by sigmoids and biases"
+		} else if x.biased {
 			text += ", chosen with biases"
 		}
 		if x.shared {

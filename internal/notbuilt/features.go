@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, Routers, RouterNoise, Clamps, Clips, ExpertAdapters,
+	{"Models", []*Feature{ModelTypes, Experts, Routers, SigmoidBalance, RouterNoise, Clamps, Clips, ExpertAdapters,
 		Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates,
 		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
@@ -64,14 +64,17 @@ var (
 		Instead: "set it to null if the model was trained without it"}
 
 	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
-		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, ernie4_5, ernie4_5_moe and gpt_oss are",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are",
 		Many:    true}
 	Experts = &Feature{
-		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, glm4_moe_lite, deepseek_v3, ernie4_5_moe and gpt_oss",
+		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, glm4_moe_lite, deepseek_v3, minimax_m2, ernie4_5_moe and gpt_oss",
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	Routers = &Feature{Name: "other routers in glm4_moe, glm4_moe_lite, deepseek_v3 and ernie4_5_moe",
 		Where: "`scoring_func`, `topk_method`, `moe_layer_freq` and `moe_norm_min` of a config.json", Many: true,
 		Instead: "the published ones are built: sigmoid, noaux_tc, 1 and 1e-12"}
+	SigmoidBalance = &Feature{Name: "the loss that balances experts in minimax_m2",
+		Where:   "`output_router_logits` of a config.json",
+		Instead: "set it to false, and optimizer.expert_bias_rate to balance the experts"}
 	RouterNoise = &Feature{Name: "noise on the input of experts",
 		Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters = &Feature{

@@ -262,6 +262,15 @@ FAMILIES = {
             rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.4),
         ),
     ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        dict(
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            intermediate_size=22,
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.6),
+        ),
+    ),
     "ernie": ("Ernie4_5", dict(use_bias=True)),
     "ernie-moe": (
         "Ernie4_5_Moe",
@@ -572,7 +581,7 @@ def unfused(config, name: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def on_disk(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns tensors of a model by their names on disk, where each expert has its own."""
-    mixtral = model.config.model_type == "mixtral"
+    mixtral = model.config.model_type in ("mixtral", "minimax_m2")
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     found = {}
     for name, x in tensors.items():

@@ -49,13 +49,14 @@ class Native:
 
     def __init__(self, family: str) -> None:
         self.reference = Reference(build(family))
-        modules = self.reference.model.named_modules()
-        self.routers = {name: m for name, m in modules if name.endswith(".gate")}
-        for m in self.routers.values():
-            self.adapt(m)
+        modules = dict(self.reference.model.named_modules())
+        self.routers = {name: m for name, m in modules.items() if name.endswith(".gate")}
+        for name, m in self.routers.items():
+            self.adapt(m, modules[name.removesuffix(".gate")])
 
-    def adapt(self, m) -> None:
-        m.bias = getattr(m, "moe_statics", m).e_score_correction_bias.detach()  # the same memory
+    def adapt(self, m, block) -> None:
+        owners = (m, getattr(m, "moe_statics", m), block)
+        m.bias = next(getattr(x, BIAS) for x in owners if hasattr(x, BIAS)).detach()
         m.register_forward_hook(lambda m, _, out: m.chosen.append(out[2]))
 
     def step(self, step: int):
@@ -82,7 +83,7 @@ class Added(Native):
         self.normalize = normalize
         super().__init__(family)
 
-    def adapt(self, m) -> None:
+    def adapt(self, m, block) -> None:
         m.bias = torch.zeros(m.weight.shape[0], dtype=torch.float64)
         m.forward = functools.partial(forward, m, self.normalize)
 
@@ -140,6 +141,9 @@ class ExpertBias(unittest.TestCase):
 
     def test_glm4_moe(self) -> None:
         self.check("glm4-moe", Native("glm4-moe"))
+
+    def test_minimax_m2(self) -> None:
+        self.check("minimax-m2", Native("minimax-m2"))
 
     def test_ernie_moe(self) -> None:
         self.check("ernie-moe", Native("ernie-moe"))
