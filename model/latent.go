@@ -12,12 +12,12 @@ import (
 // vector of a token, and queries from another one. A head of q and k has features without and with
 // RoPE. The features of k with RoPE are the same in all heads.
 type Latent struct {
-	QLoraRank  int64 // features of the compressed queries; 0 = queries are not compressed
-	KVLoraRank int64 // features of the compressed keys and values; 0 = no latent attention
+	QLoraRank  int64 `json:",omitempty"` // features of the compressed queries; 0 = queries are not compressed
+	KVLoraRank int64 `json:",omitempty"` // features of the compressed keys and values; 0 = no latent attention
 	// features of a head of q and k without RoPE and with it, and of a head of v
-	QKNopeHeadDim, QKRopeHeadDim, VHeadDim int64
+	QKNopeHeadDim, QKRopeHeadDim, VHeadDim int64 `json:",omitempty"`
 	// In the files, the rotated features 2i and 2i + 1 of a head belong together (rope_interleave).
-	RopeInterleave bool
+	RopeInterleave bool `json:",omitempty"`
 }
 
 // IsLatent reports whether the softmax attention of the model is latent attention.

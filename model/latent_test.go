@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/json"
 	"math"
 	"reflect"
 	"slices"
@@ -192,6 +193,18 @@ func TestLatentRanksBitwise(t *testing.T) {
 					t.Errorf("%s, %d ranks: %s differs", name, n, at)
 				}
 			}
+		}
+	}
+}
+
+// Checkpoints have a digest of the configuration's JSON. Fields that other families have are left
+// out of it, so that new families do not change the digests of existing runs.
+func TestFieldsOfOtherFamiliesInDigests(t *testing.T) {
+	text := string(must1(json.Marshal(configs(t)["llama"])))
+	for _, name := range []string{"QLoraRank", "KVLoraRank", "QKNopeHeadDim", "QKRopeHeadDim", "VHeadDim",
+		"RopeInterleave", "ScoreGain", "NoQKNorm", "Biased", "Sigmoid", "KeptGroups"} {
+		if strings.Contains(text, name) {
+			t.Errorf("%s is in %s", name, text)
 		}
 	}
 }

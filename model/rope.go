@@ -28,7 +28,7 @@ type Rope struct {
 
 	Scale float64 // of cos and sin (attention_factor); 0 = 1
 	// of the scores of latent attention, with scaled positions and mscale_all_dim; 0 = 1
-	ScoreGain float64
+	ScoreGain float64 `json:",omitempty"`
 	Share     float64 // proportional: of the features, that are rotated
 }
 
