@@ -110,6 +110,18 @@ func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
 // parseConfig reads a config.json and replaces some of its fields. The file's own value of a
 // replaced field is not checked.
 func parseConfig(text []byte, override map[string]any) (*Config, error) {
+	raw, err := fieldsOf(text)
+	if err != nil {
+		return nil, err
+	}
+	if len(override) == 0 {
+		return read("config.json", raw, false)
+	}
+	return readFields(&reader{where: "config.json", raw: raw, seen: map[string]bool{}}).Override(override)
+}
+
+// fieldsOf returns the fields of the text of a config.json.
+func fieldsOf(text []byte) (map[string]any, error) {
 	text = input.TrimBOM(text)
 	var raw map[string]any
 	err := input.JSON(text, &raw)
@@ -122,11 +134,7 @@ func parseConfig(text []byte, override map[string]any) (*Config, error) {
 		return nil, status.Errorf(status.InvalidConfig,
 			"config.json: not a JSON object (%v): the file is damaged or another format", err)
 	}
-	raw = textOf(raw)
-	if len(override) == 0 {
-		return read("config.json", raw, false)
-	}
-	return readFields(&reader{where: "config.json", raw: raw, seen: map[string]bool{}}).Override(override)
+	return textOf(raw), nil
 }
 
 // ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unknown

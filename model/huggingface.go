@@ -127,30 +127,55 @@ func (f *Folder) Read(name string, at int64, dst []float32) error {
 	return x.read(at, dst)
 }
 
+// OpenBase is OpenWeights of the folder from which a model has been trained, with the configuration
+// of the saved model. That does not say how the weights of the folder are quantized.
+func OpenBase(dir string, cfg *Config) (*Folder, error) {
+	text, err := readConfigText(dir)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := fieldsOf(text)
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
+	}
+	own := *cfg
+	own.readPacking(&reader{raw: raw, seen: map[string]bool{}})
+	return OpenWeights(dir, &own)
+}
+
 // ReadConfig reads a folder's config.json, with some of its fields replaced. It does not need the
 // weights.
 func ReadConfig(dir string, override map[string]any) (*Config, error) {
-	text, err := input.Read(filepath.Join(dir, configFile), input.MaxConfig)
+	text, err := readConfigText(dir)
 	if err != nil {
-		var pointer *input.PointerError
-		if errors.As(err, &pointer) {
-			return nil, status.Errorf(status.IO, "%w", err)
-		}
-		fix := "give a Hugging Face folder with config.json and *.safetensors"
-		if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
-			return nil, status.Errorf(status.IO, "there is no folder %s; %s", dir, fix)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			fix = cmp.Or(instead(dir), fix)
-			return nil, status.Errorf(status.IO, "%s: no %s here; %s", dir, configFile, fix)
-		}
-		return nil, status.Errorf(status.IO, "%s: %w; %s", dir, err, fix)
+		return nil, err
 	}
 	cfg, err := parseConfig(text, override)
 	if err != nil {
 		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
 	}
 	return cfg, nil
+}
+
+// readConfigText returns the text of a folder's config.json.
+func readConfigText(dir string) ([]byte, error) {
+	text, err := input.Read(filepath.Join(dir, configFile), input.MaxConfig)
+	if err == nil {
+		return text, nil
+	}
+	var pointer *input.PointerError
+	if errors.As(err, &pointer) {
+		return nil, status.Errorf(status.IO, "%w", err)
+	}
+	fix := "give a Hugging Face folder with config.json and *.safetensors"
+	if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
+		return nil, status.Errorf(status.IO, "there is no folder %s; %s", dir, fix)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		fix = cmp.Or(instead(dir), fix)
+		return nil, status.Errorf(status.IO, "%s: no %s here; %s", dir, configFile, fix)
+	}
+	return nil, status.Errorf(status.IO, "%s: %w; %s", dir, err, fix)
 }
 
 // instead returns the fix for a folder without a model that has the results of a run: the model in

@@ -145,7 +145,7 @@ func openBase(c *checkpoint.Checkpoint, cfg *model.Config) (*model.Folder, error
 			"export: checkpoint %s does not have the weights that train.freeze names, because they were drawn from the run's seed; resume its run, which writes model/ at its end",
 			c.Path)
 	}
-	base, err := model.OpenWeights(c.Base, cfg)
+	base, err := model.OpenBase(c.Base, cfg)
 	if err != nil {
 		return nil, err
 	}

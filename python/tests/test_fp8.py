@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import unittest
 
 import test_parity
 from reference import TOLERANCE, error
-from test_parity import LR, job, need_program, run, tensors_of
+from test_parity import LR, PROGRAM, job, need_program, run, tensors_of
 
 try:
     import torch
@@ -30,6 +31,13 @@ def quantized(x):
     low = (blocks / scales).to(torch.float8_e4m3fn)
     cut = [y.reshape(padded.shape)[: x.shape[0], : x.shape[1]] for y in (low, low.float() * scales)]
     return cut[0].contiguous(), scales.view(rows, columns), cut[1]
+
+
+def export(*words: object) -> None:
+    """Runs the verb export. A failure is an error with its output."""
+    done = subprocess.run([PROGRAM, "export", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(done.stdout + done.stderr)
 
 
 def is_matrix(name: str) -> bool:
@@ -94,6 +102,26 @@ class FP8(unittest.TestCase):
 
     def test_experts(self) -> None:
         self.check("glm4-moe", "parallel.experts=2", "parallel.ulysses=2", ranks=2)
+
+    def test_export(self) -> None:
+        """The folder of a checkpoint has the frozen weights of a base model in FP8."""
+        _, packed = self.quantize("phi3")
+        path = job(self.folder, packed)
+        for kind, sets, words in (
+            ("adapters", ["lora.rank=2", 'lora.targets=["all-linear"]'], ["--merge"]),
+            ("frozen", ['train.freeze=["*.self_attn.*"]'], []),
+        ):
+            out, found = self.folder / kind, self.folder / f"{kind}-exported"
+            run(path, sets=[*sets, "checkpoint.every=5", f'output.dir="{out}"'])
+            export(out / "checkpoints", found, *words)
+            want = out / "model"
+            if words:
+                export(out / "adapter", want, *words)
+            a, b = (load_file(folder / "model.safetensors") for folder in (found, want))
+            self.assertEqual(set(a), set(b))
+            for name, x in a.items():
+                self.assertTrue(torch.equal(x, b[name]), name)
+            load("phi3", found)
 
     def test_faults(self) -> None:
         """A folder without some of its scales, or in another form, is refused by name."""
