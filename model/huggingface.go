@@ -413,8 +413,7 @@ func (f *Folder) checkTied(second location, buffer []float32) error {
 	half := len(buffer) / 2
 	for start, n := int64(0), first.entry.Numel(); same && start < n; start += int64(half) {
 		a, b := buffer[:min(int64(half), n-start)], buffer[half:][:min(int64(half), n-start)]
-		if err := errors.Join(first.file.ReadFloat32(first.entry, start, a),
-			second.file.ReadFloat32(second.entry, start, b)); err != nil {
+		if err := errors.Join(first.read(start, a), second.read(start, b)); err != nil {
 			return status.Errorf(status.IO, "%s: %w", f.Dir, err)
 		}
 		same = slices.Equal(a, b)

@@ -103,6 +103,23 @@ class FP8(unittest.TestCase):
     def test_experts(self) -> None:
         self.check("glm4-moe", "parallel.experts=2", "parallel.ulysses=2", ranks=2)
 
+    def test_two_copies_of_tied_weights(self) -> None:
+        """The embedding and a second copy as the head are compared by their numbers."""
+        _, packed = self.quantize("llama, tied")
+        weights, embedding = packed / "model.safetensors", "model.embed_tokens.weight"
+        stored = load_file(weights)
+        stored[embedding], stored[embedding + SCALES], numbers = quantized(stored[embedding])
+        path = job(self.folder, packed)
+        scales = stored[embedding + SCALES]
+        copies = {"lm_head.weight": stored[embedding].clone(), f"lm_head.weight{SCALES}": scales}
+        for head in (copies, {"lm_head.weight": numbers}):
+            save_file({n: x.clone() for n, x in (stored | head).items()}, weights)
+            run(path, sets=["output.overwrite=true"])
+        copies[f"lm_head.weight{SCALES}"] = 2 * scales
+        save_file({n: x.clone() for n, x in (stored | copies).items()}, weights)
+        with self.assertRaisesRegex(AssertionError, "differs from .* tie_word_embeddings is true"):
+            run(path, sets=["output.overwrite=true"])
+
     def test_export(self) -> None:
         """The folder of a checkpoint has the frozen weights of a base model in FP8."""
         _, packed = self.quantize("phi3")
