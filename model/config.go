@@ -321,11 +321,15 @@ func (c *Config) readBiases(r *reader) {
 	if c.family.qkNormFlag {
 		c.NoQKNorm = !r.flag("use_qk_norm", false)
 	}
-	if c.AttentionBias && c.family.biases != optionalBiases && c.family.biases != optionalQKVBiases {
+	switch name, b := c.family.biasName(), c.family.biases; {
+	case !c.AttentionBias || b == optionalBiases || b == optionalQKVBiases:
+	case b == noBiases && c.family.biasField != "": // transformers has them
+		r.fault(status.Unsupported, "%s = true is not built for %s: %s", name, c.ModelType,
+			notbuilt.ErnieBiases.Instead)
+	default:
 		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o",
 			noBiases: "has no biases there"}
-		r.fault(status.InvalidConfig, "%s = true: %s %s; remove it", c.family.biasName(), c.ModelType,
-			has[c.family.biases])
+		r.fault(status.InvalidConfig, "%s = true: %s %s; remove it", name, c.ModelType, has[b])
 	}
 }
 

@@ -101,7 +101,7 @@ func TestSigmoidRouterFaults(t *testing.T) {
 		{miniMax, `"router_jitter_noise": 0.1`, status.Unsupported, "router_jitter_noise = 0.1 is not built"},
 		{ernie21, `"moe_norm_min": 0.1`, status.Unsupported, "moe_norm_min = 0.1 is not built"},
 		{ernie21, `"moe_k": 65`, status.InvalidConfig, "moe_k = 65, moe_num_experts = 64"},
-		{ernie21, `"use_bias": true`, status.InvalidConfig, "use_bias = true: ernie4_5_moe has no biases there"},
+		{ernie21, `"use_bias": true`, status.Unsupported, "use_bias = true is not built for ernie4_5_moe: false is"},
 	} {
 		if _, err := ParseConfig(with(t, x.text, x.fields)); status.Of(err) != x.code ||
 			!strings.Contains(err.Error(), x.want) {

@@ -36,7 +36,7 @@ var Areas = []Area{
 	{"Attention", []*Feature{SoftCaps}},
 	{"Models", []*Feature{ModelTypes, Experts, Routers, SigmoidBalance, RouterNoise, Clamps, Clips, ExpertAdapters,
 		Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates,
-		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ErnieBiases, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers,
 		SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -101,6 +101,8 @@ var (
 		Where: "`attn_output_gate` of a config.json", Instead: "true is"}
 	PartialRotary = &Feature{Name: "RoPE on a share of a head",
 		Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3, glm4 and glm4_moe have it", Instead: "1 is"}
+	ErnieBiases = &Feature{Name: "biases of projections in ernie4_5_moe", Where: "`use_bias` of a config.json",
+		Instead: "false is", Many: true}
 	ResidualDropout = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json",
 		Instead: "set it to 0 with model.override"}
 	PhiRoPE = &Feature{Name: "other kinds of RoPE scaling in phi3", Where: "`rope_type` of a config.json",
