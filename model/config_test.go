@@ -92,11 +92,28 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// Refusals and documentation list all families.
+// hasMisread reports whether MLPs without experts cannot have adapters (leaveOutMisread).
+func (f *family) hasMisread() bool {
+	x := f.experts
+	return x != nil && x.misread && (x.layers || x.shared || x.sharedCount != "")
+}
+
+// Refusals and documentation list all families, and the families with a feature.
 func TestModelTypes(t *testing.T) {
 	for _, name := range ModelTypes() {
-		if !regexp.MustCompile(`\b` + name + `\b`).MatchString(notbuilt.ModelTypes.Instead) {
-			t.Errorf("notbuilt.ModelTypes does not list %s", name)
+		f, listed := families[name], regexp.MustCompile(`\b`+name+`\b`).MatchString
+		for list, x := range map[string]struct {
+			has  bool
+			text string
+		}{
+			"ModelTypes":     {true, notbuilt.ModelTypes.Instead},
+			"Experts":        {f.experts != nil, notbuilt.Experts.Name},
+			"ExpertAdapters": {f.hasMisread(), notbuilt.ExpertAdapters.Name},
+			"PartialRotary":  {f.rotaryShare > 0, notbuilt.PartialRotary.Where},
+		} {
+			if x.has != listed(x.text) {
+				t.Errorf("notbuilt.%s lists %s: %v", list, name, !x.has)
+			}
 		}
 		if why := notbuilt.ModelTypeReasons[name]; why != "" {
 			t.Errorf("notbuilt.ModelTypeReasons lists %s", name)

@@ -71,7 +71,7 @@ var (
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	Routers = &Feature{Name: "other routers in glm4_moe, glm4_moe_lite, deepseek_v3 and ernie4_5_moe",
 		Where: "`scoring_func`, `topk_method`, `moe_layer_freq` and `moe_norm_min` of a config.json", Many: true,
-		Instead: "the published ones are built: sigmoid, noaux_tc, 1 and 1e-12"}
+		Instead: "the published ones are built, scoring_func = \"sigmoid\", topk_method = \"noaux_tc\", moe_layer_freq = 1 and moe_norm_min = 1e-12"}
 	SigmoidBalance = &Feature{Name: "the loss that balances experts in minimax_m2",
 		Where:   "`output_router_logits` of a config.json",
 		Instead: "set it to false, and optimizer.expert_bias_rate to balance the experts"}
@@ -100,7 +100,8 @@ var (
 	OutputGates = &Feature{Name: "qwen3_5_text without an output gate",
 		Where: "`attn_output_gate` of a config.json", Instead: "true is"}
 	PartialRotary = &Feature{Name: "RoPE on a share of a head",
-		Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3, glm4 and glm4_moe have it", Instead: "1 is"}
+		Where:   "`partial_rotary_factor` of a config.json; qwen3_5_text, qwen3_5_moe_text, qwen3_next, phi3, glm4, glm4_moe and minimax_m2 have it",
+		Instead: "1 is"}
 	ErnieBiases = &Feature{Name: "biases of projections in ernie4_5_moe", Where: "`use_bias` of a config.json",
 		Instead: "false is", Many: true}
 	ResidualDropout = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json",
