@@ -377,7 +377,8 @@ func (c *Config) readRefused(r *reader) {
 	c.refuseExperts(r)
 	for _, name := range []string{"vision_config", "quantization_config"} {
 		if r.has(name) && !(name == "quantization_config" && c.readPacking(r)) {
-			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
+			r.fault(status.Unsupported, "%s is not built%s: %s", name, quantizedAs(r.raw[name]),
+				notbuilt.Multimodal.Instead)
 		}
 	}
 }

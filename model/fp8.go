@@ -70,6 +70,21 @@ func (c *Config) readPacking(r *reader) bool {
 	return true
 }
 
+// quantizedAs returns the form that a quantization_config names, for the end of a refusal.
+func quantizedAs(config any) string {
+	q, _ := config.(map[string]any)
+	var all []string
+	for _, name := range []string{"quant_method", "fmt", "weight_block_size"} {
+		if v, given := q[name]; given && v != nil {
+			all = append(all, name+" = "+quoted(v))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return " for " + strings.Join(all, ", ")
+}
+
 // isE4M3 reports whether a format is that of F8_E4M3; folders have two names for it.
 func isE4M3(format any) bool { return format == nil || format == "e4m3" || format == "float8_e4m3fn" }
 

@@ -85,7 +85,10 @@ func TestLatentFaults(t *testing.T) {
 		code         status.Code
 		want         string
 	}{
-		{deepseek, `"quantization_config": {"quant_method": "fp8"}`, no, "quantization_config is not built"},
+		{deepseek, `"quantization_config": {"quant_method": "fp8"}`, no,
+			`quantization_config is not built for quant_method = "fp8": use a text model`},
+		{deepseek, `"quantization_config": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}`, no,
+			`not built for quant_method = "fp8", fmt = "e5m2", weight_block_size = [128 128]: use`},
 		{deepseek, `"num_key_value_heads": 64`, bad, "num_key_value_heads = 64, num_attention_heads = 128"},
 		{deepseek, `"qk_rope_head_dim": 63`, bad, "qk_rope_head_dim = 63 is odd"},
 		{deepseek, `"q_lora_rank": -1`, bad, "q_lora_rank = -1"},
