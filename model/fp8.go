@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -143,6 +142,8 @@ func (f *Folder) checkScaled() error {
 				fmt.Sprintf("%s%s is missing; restore the folder", input.Short(name), fp8Scales))
 		case len(x.matrix.Shape) != 2:
 			faults = append(faults, fmt.Sprintf("tensor %v in FP8 is not a matrix", x.matrix))
+		case !isFloat(x.scales.DType):
+			faults = append(faults, fmt.Sprintf("tensor %v: scales in F32, BF16 and F16 can be read", x.scales))
 		default:
 			if want := x.blocks(); !slices.Equal(x.scales.Shape, want[:]) {
 				faults = append(faults,
@@ -168,7 +169,7 @@ func (x *scaled) read(part tensor.Entry, at int64, dst []float32) error {
 	if x.table == nil {
 		table := make([]float32, n[0]*n[1])
 		if err := x.scalesIn.ReadFloat32(*x.scales, 0, table); err != nil {
-			return fmt.Errorf("%s: %w", filepath.Base(x.scalesIn.Path), err)
+			return err
 		}
 		x.table = table
 	}

@@ -352,13 +352,16 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 			fmt.Sprintf("tensor %s is %v in the file, config.json says %v (%s): correct one of them",
 				p.Name, e.Shape, p.Shape, strings.Join(p.axes, ", ")))
 	}
-	switch e.DType {
-	case tensor.F32, tensor.BF16, tensor.F16, tensor.F64:
-	default:
+	if !isFloat(e.DType) {
 		faults = append(faults,
 			fmt.Sprintf("tensor %s is %s: F32, BF16 and F16 can be read", p.Name, input.Short(e.TypeName)))
 	}
 	return faults
+}
+
+// isFloat reports whether the program reads numbers of an element type of a file.
+func isFloat(d tensor.DType) bool {
+	return d == tensor.F32 || d == tensor.BF16 || d == tensor.F16 || d == tensor.F64
 }
 
 // Load checks the files and reads the elements that this rank owns of the parameters of m, which

@@ -149,6 +149,10 @@ class FP8(unittest.TestCase):
         for change, want in (
             ({name + SCALES: None}, f"{name}{SCALES} is missing; restore the folder"),
             ({name + SCALES: whole[name + SCALES][:1]}, "has scales of .* .weight_block_size."),
+            (
+                {name + SCALES: whole[name + SCALES].to(torch.uint8)},
+                f"{name}{SCALES} U8.* scales in F32, BF16 and F16 can be read",
+            ),
             ({name: None}, f"{name} has scales, and is not in F8_E4M3"),
             (
                 {name: torch.full_like(whole[name].float(), float("nan")).to(whole[name].dtype)},
