@@ -259,6 +259,11 @@ func readFields(r *reader) *Config {
 		c.ModelType, r.raw["model_type"] = "ministral", "ministral"
 		delete(r.raw, "architectures")
 	}
+	if c.ModelType == "kimi_k2" { // the code in its folders is that of DeepSeek-V3
+		c.ModelType, r.raw["model_type"] = "deepseek_v3", "deepseek_v3"
+		delete(r.raw, "auto_map")
+		delete(r.raw, "architectures")
+	}
 	if c.family = families[c.ModelType]; c.ModelType == "" {
 		r.fault(status.InvalidConfig, "model_type is missing: %s built", notbuilt.ModelTypes.Instead)
 	} else if c.family == nil {

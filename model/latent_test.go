@@ -200,6 +200,20 @@ func TestLatentRanksBitwise(t *testing.T) {
 	}
 }
 
+// Kimi K2 is a DeepSeek-V3 with a model type, and Python code, of its own.
+func TestKimi(t *testing.T) {
+	c := parse(t, string(with(t, deepseek,
+		`"model_type": "kimi_k2", "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}, "n_group": 1, "topk_group": 1`)))
+	if c.ModelType != "deepseek_v3" || c.Experts.Groups != 1 {
+		t.Errorf("%+v", c)
+	}
+	fields := c.fields()
+	if fields["model_type"] != "deepseek_v3" || fields["auto_map"] != nil ||
+		!reflect.DeepEqual(fields["architectures"], []string{"DeepseekV3ForCausalLM"}) {
+		t.Errorf("%v", fields)
+	}
+}
+
 // Checkpoints have a digest of the configuration's JSON. Fields that other families have are left
 // out of it, so that new families do not change the digests of existing runs.
 func TestFieldsOfOtherFamiliesInDigests(t *testing.T) {
