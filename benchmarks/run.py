@@ -200,6 +200,10 @@ def suites(a) -> dict:
     made["moe"] = Suite(
         "moe", lambda: step(a, experts, "f32", divided=True), torch("train_step.py", experts)
     )
+    latent = HERE / "step-deepseek.toml"
+    made["latent"] = Suite(
+        "latent", lambda: step(a, latent, "f32", divided=True), torch("train_step.py", latent)
+    )
     return made
 
 
@@ -323,7 +327,7 @@ def main() -> None:
         "suite",
         nargs="+",
         help="attention, attention-bf16, masks, gemm, gemm-bf16, gdn, ulysses, ring, a2a, step, "
-        "step-bf16, lora, moe, or a "
+        "step-bf16, lora, moe, latent, or a "
         "full name such as attention-avx2",
     )
     p.add_argument("--rounds", type=int, default=3)

@@ -79,7 +79,12 @@ def model_of(job: dict) -> torch.nn.Module:
     """Returns a model of transformers with the sizes of the job and random weights."""
     fields = {k: v for k, v in job["model"]["new"].items() if k != "model_type"}
     ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    names = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+    names = {
+        "llama": "Llama",
+        "qwen3": "Qwen3",
+        "qwen3_moe": "Qwen3Moe",
+        "deepseek_v3": "DeepseekV3",
+    }
     name = names[job["model"]["new"]["model_type"]]
     config = getattr(transformers, name + "Config")(**ends | fields, attn_implementation="sdpa")
     return getattr(transformers, name + "ForCausalLM")(config)
