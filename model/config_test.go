@@ -95,7 +95,7 @@ func TestParseConfig(t *testing.T) {
 // hasMisread reports whether MLPs without experts cannot have adapters (leaveOutMisread).
 func (f *family) hasMisread() bool {
 	x := f.experts
-	return x != nil && x.misread && (x.layers || x.shared || x.sharedCount != "")
+	return x != nil && x.misread && (x.sparse == sparseUnlisted || x.shared || x.sharedCount != "")
 }
 
 // Refusals and documentation list all families, and the families with a feature.

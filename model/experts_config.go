@@ -40,26 +40,24 @@ type Experts struct {
 type expertFields struct {
 	number, size string // the fields with the number of experts and with their width
 	aliases      []string
-	perToken     string   // the field with the experts of a token; "" = num_experts_per_tok
-	normalize    bool     // the weights are always divided by their sum; otherwise by norm_topk_prob
-	normalized   bool     // default of norm_topk_prob
-	sigmoid      bool     // weights are sigmoids of logits
-	grouped      bool     // the router is that of DeepSeek-V3, with groups of experts
-	biased       bool     // every folder has biases of experts; otherwise by use_expert_bias
-	biasModule   string   // the module with the biases, "." = the block; "" = the router
-	layers       bool     // mlp_only_layers and decoder_sparse_step are read
-	firstDense   bool     // first_k_dense_replace is read
-	between      bool     // moe_layer_start_index, moe_layer_end_index and moe_layer_interval are read
-	shared       bool     // shared_expert_intermediate_size is read, and the shared expert has a gate
-	sharedCount  string   // the field with the number of shared experts, which are one without a gate
-	everywhere   bool     // all layers have experts, and there is no intermediate_size
-	coefficient  float64  // default of router_aux_loss_coef; 0 = 0.001
-	misread      bool     // PEFT takes gate_proj, up_proj and down_proj of any MLP for experts
-	zero         []string // fields that must be 0
-	stacked      bool     // the form of gpt-oss: biases, a clamped activation, and one tensor for all experts
-	block        string   // the module in a layer
-	router       string   // the router in this module; "" = gate
-	gate, up     string   // the matrices of an expert
+	perToken     string     // the field with the experts of a token; "" = num_experts_per_tok
+	normalize    bool       // the weights are always divided by their sum; otherwise by norm_topk_prob
+	normalized   bool       // default of norm_topk_prob
+	sigmoid      bool       // weights are sigmoids of logits
+	grouped      bool       // the router is that of DeepSeek-V3, with groups of experts
+	biased       bool       // every folder has biases of experts; otherwise by use_expert_bias
+	biasModule   string     // the module with the biases, "." = the block; "" = the router
+	sparse       sparseRule // which layers have experts
+	shared       bool       // shared_expert_intermediate_size is read, and the shared expert has a gate
+	sharedCount  string     // the field with the number of shared experts, which are one without a gate
+	everywhere   bool       // all layers have experts, and there is no intermediate_size
+	coefficient  float64    // default of router_aux_loss_coef; 0 = 0.001
+	misread      bool       // PEFT takes gate_proj, up_proj and down_proj of any MLP for experts
+	zero         []string   // fields that must be 0
+	stacked      bool       // the form of gpt-oss: biases, a clamped activation, and one tensor for all experts
+	block        string     // the module in a layer
+	router       string     // the router in this module; "" = gate
+	gate, up     string     // the matrices of an expert
 	down         string
 }
 
@@ -68,27 +66,28 @@ var (
 		aliases: []string{"num_experts"}, normalize: true, zero: []string{"router_jitter_noise"},
 		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
 	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
-		aliases: []string{"num_local_experts"}, layers: true, misread: true, block: "mlp", gate: "gate_proj",
+		aliases: []string{"num_local_experts"}, sparse: sparseUnlisted, misread: true, block: "mlp", gate: "gate_proj",
 		up: "up_proj", down: "down_proj"}
 	qwen2Experts = expertFields{number: "num_experts", size: "moe_intermediate_size",
-		aliases: []string{"num_local_experts"}, layers: true, shared: true, misread: true, block: "mlp",
+		aliases: []string{"num_local_experts"}, sparse: sparseUnlisted, shared: true, misread: true, block: "mlp",
 		gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	olmoExperts = expertFields{number: "num_experts", size: "intermediate_size",
 		aliases: []string{"num_local_experts"}, coefficient: 0.01, misread: true, block: "mlp",
 		gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size",
-		aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true, misread: true,
+		aliases: []string{"num_local_experts"}, normalized: true, sparse: sparseUnlisted, shared: true, misread: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	ossFields = expertFields{number: "num_local_experts", size: "intermediate_size",
 		aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
 	glmExperts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_local_experts", "num_experts"}, normalized: true, sigmoid: true, grouped: true,
-		biased: true, firstDense: true, sharedCount: "n_shared_experts", misread: true, block: "mlp",
+		biased: true, sparse: sparseAfter, sharedCount: "n_shared_experts", misread: true, block: "mlp",
 		gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	liteExperts  = glmExperts.withSparse(sparseListed)
 	ernieExperts = expertFields{number: "moe_num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_experts", "num_local_experts"}, perToken: "moe_k", normalize: true,
-		biased: true, biasModule: "moe_statics", between: true, sharedCount: "moe_num_shared_experts", misread: true,
-		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+		biased: true, biasModule: "moe_statics", sparse: sparseBetween, sharedCount: "moe_num_shared_experts",
+		misread: true, block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	miniMaxExperts = expertFields{number: "num_local_experts", size: "intermediate_size",
 		aliases: []string{"num_experts"}, normalize: true, sigmoid: true, biased: true, biasModule: ".",
 		zero: []string{"router_jitter_noise"}, block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
@@ -118,22 +117,6 @@ func (x *expertFields) sharedName() string {
 		return "shared_experts"
 	}
 	return "shared_expert"
-}
-
-// Sparse reports whether the MLP of a layer has experts.
-func (c *Config) Sparse(layer int64) bool {
-	e := &c.Experts
-	return e.Count > 0 && !e.dense[layer] && (layer+1)%e.step == 0
-}
-
-// SparseLayers returns the number of layers whose MLP has experts.
-func (c *Config) SparseLayers() (n int64) {
-	for i := range c.NumHiddenLayers {
-		if c.Sparse(i) {
-			n++
-		}
-	}
-	return n
 }
 
 // Balances reports whether training has a loss that balances the experts.
@@ -253,31 +236,6 @@ func (c *Config) readShared(r *reader) {
 	}
 }
 
-// readSparseLayers reads which layers have experts.
-func (c *Config) readSparseLayers(r *reader) {
-	names, e := c.family.experts, &c.Experts
-	e.step, e.dense = 1, map[int64]bool{}
-	first, last := int64(0), c.NumHiddenLayers-1 // with experts
-	switch {
-	case names.layers:
-		e.step = r.extent("decoder_sparse_step", 1, maxLayers)
-		c.readDenseLayers(r)
-	case names.firstDense:
-		first = r.count("first_k_dense_replace", c.family.size("first_k_dense_replace", r), maxLayers)
-	case names.between:
-		e.step = r.extent("moe_layer_interval", 1, maxLayers)
-		first = r.count("moe_layer_start_index", c.family.size("moe_layer_start_index", r), maxLayers)
-		if n := r.number("moe_layer_end_index", -1); n != -1 {
-			last = r.count("moe_layer_end_index", 0, maxLayers)
-		}
-	}
-	for i := range c.NumHiddenLayers {
-		if i < first || i > last {
-			e.dense[i] = true
-		}
-	}
-}
-
 // readGroups reads the fields of DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2). It has no
 // balancing loss.
 func (c *Config) readGroups(r *reader) {
@@ -335,24 +293,6 @@ func (c *Config) readClamp(r *reader) {
 	}
 }
 
-// readDenseLayers reads mlp_only_layers, the layers without experts.
-func (c *Config) readDenseLayers(r *reader) {
-	list, given := r.value("mlp_only_layers").([]any)
-	if !given && r.has("mlp_only_layers") {
-		r.fault(status.InvalidConfig, "mlp_only_layers = %v: give a list of the layers without experts, counted from 0",
-			r.raw["mlp_only_layers"])
-	}
-	for i, x := range list {
-		n, ok := asInt(x)
-		if !ok || n < 0 || c.NumHiddenLayers > 0 && n >= c.NumHiddenLayers {
-			r.fault(status.InvalidConfig, "mlp_only_layers[%d] = %v: give the number of a layer, from 0 to %d", i, x,
-				c.NumHiddenLayers-1)
-			return
-		}
-		c.Experts.dense[n] = true
-	}
-}
-
 func writeExperts(c *Config, f fields) {
 	names, e := c.family.experts, &c.Experts
 	if e.Count == 0 {
@@ -373,10 +313,10 @@ func writeExperts(c *Config, f fields) {
 	if !names.normalize {
 		f.put("norm_topk_prob", e.Normalize)
 	}
-	if names.firstDense {
+	switch names.sparse {
+	case sparseAfter:
 		f.put("first_k_dense_replace", c.denseLayers())
-	}
-	if names.between {
+	case sparseBetween:
 		f.put("moe_layer_start_index", c.denseLayers())
 	}
 	if names.grouped {
@@ -387,14 +327,6 @@ func writeExperts(c *Config, f fields) {
 	if e.Biased && !names.biased {
 		f.put("use_expert_bias", true)
 	}
-}
-
-// denseLayers returns the number of layers before the first one that may have experts.
-func (c *Config) denseLayers() (n int64) {
-	for n < c.NumHiddenLayers && c.Experts.dense[n] {
-		n++
-	}
-	return n
 }
 
 // refuseExperts refuses experts in families in which they are not built, by the field or by the

@@ -261,7 +261,7 @@ var families = map[string]*family{
 			"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
 			"v_head_dim": 256, "n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536,
 			"n_shared_experts": 1},
-		experts: &liteExperts, read: readGLMLite, write: writeLatent,
+		experts: &liteExperts, read: readExperts, write: writeLatent,
 		files: files{further: "num_nextn_predict_layers"}},
 	"minimax_m2": {class: "MiniMaxM2ForCausalLM", norms: preNorms, wholeNorm: true, activation: silu, biases: noBiases,
 		eps: 1e-6, theta: 5e6, headDim: 128, rotaryShare: 1,

@@ -80,37 +80,6 @@ func (c *Config) scaleLatent() {
 	c.ScoreScale = cmp.Or(c.Rope.ScoreGain, 1) / math.Sqrt(float64(c.HeadDim))
 }
 
-// liteExperts are the fields of GLM-4.7-Flash, whose layers with experts are listed.
-var liteExperts = func() expertFields {
-	x := glmExperts
-	x.firstDense = false
-	return x
-}()
-
-// readGLMLite reads the fields of GLM-4.7-Flash. If mlp_layer_types is missing, the first layer
-// alone is dense.
-func readGLMLite(c *Config, r *reader) {
-	readExperts(c, r)
-	value := r.value("mlp_layer_types")
-	kinds, isList := value.([]any)
-	if value != nil && (!isList || int64(len(kinds)) < c.NumHiddenLayers) {
-		r.fault(status.InvalidConfig, "mlp_layer_types = %s: give a list with a kind for each of %d layers", quoted(value),
-			c.NumHiddenLayers)
-		return
-	}
-	for i := range c.NumHiddenLayers {
-		kind := any("sparse")
-		if value != nil {
-			kind = kinds[i]
-		} else if i == 0 {
-			kind = "dense"
-		}
-		if c.Experts.dense[i] = kind == "dense"; kind != "dense" && kind != "sparse" {
-			r.fault(status.InvalidConfig, "mlp_layer_types[%d] = %s: give \"dense\" or \"sparse\"", i, quoted(kind))
-		}
-	}
-}
-
 func writeLatent(c *Config, f fields) {
 	if c.QLoraRank > 0 {
 		f.put("q_lora_rank", c.QLoraRank)

@@ -118,18 +118,12 @@ func (f *family) mlp() string {
 		} else if x.sharedCount != "" {
 			text += ", one of all tokens"
 		}
-		if x.firstDense {
-			text += "; dense in the first `first_k_dense_replace` layers"
-		}
-		if x == &liteExperts {
-			text += "; dense in layers of `mlp_layer_types`"
-		}
-		if x.between {
-			text += "; dense outside of `moe_layer_start_index` to `moe_layer_end_index`"
-		}
-		if x.layers {
-			text += "; dense in layers of `mlp_only_layers`"
-		}
+		text += map[sparseRule]string{
+			sparseUnlisted: "; dense in layers of `mlp_only_layers`",
+			sparseAfter:    "; dense in the first `first_k_dense_replace` layers",
+			sparseBetween:  "; dense outside of `moe_layer_start_index` to `moe_layer_end_index`",
+			sparseListed:   "; dense in layers of `mlp_layer_types`",
+		}[x.sparse]
 	}
 	return text
 }
