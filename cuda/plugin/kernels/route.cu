@@ -11,7 +11,13 @@
 namespace {
 
 // STAGED: choices of a part that are in shared memory at a time
-enum { WARPS = 8, THREADS = 32 * WARPS, STAGED = 2048, SORT_THREADS = 1024 };
+enum {
+  WARPS = 8,
+  MAX_GROUPS = 32, // a lane has a group (keep)
+  THREADS = 32 * WARPS,
+  STAGED = 2048,
+  SORT_THREADS = 1024
+};
 constexpr int64_t PART_TOKENS = 64, PARTS = 256; // minimum tokens of a part, maximum number of parts
 
 struct RouteCall {
@@ -82,15 +88,14 @@ __device__ __forceinline__ uint32_t keep(const RouteCall &a, const float *x, int
 }
 
 // choose writes the k experts of the kept groups with the largest x + bias. A warp calls it.
-__device__ __forceinline__ void choose(const RouteCall &a, int32_t *chosen, const float *x, const float *bias,
-                                       uint32_t kept, int lane) {
+__device__ __forceinline__ void choose(const RouteCall &a, int32_t *chosen, const float *x, uint32_t kept, int lane) {
   const int experts = (int)a.experts, k = (int)a.k, n = experts / a.groups;
   unsigned long long last = ~0ull;
   for (int j = 0; j < k; j++) { // the largest below the last one
     unsigned long long best = 0;
     for (int e = lane; e < experts; e += 32) {
       if (a.groups > 1 && !(kept >> (e / n) & 1)) continue;
-      const unsigned long long o = order_of(bias ? x[e] + bias[e] : x[e], e);
+      const unsigned long long o = order_of(a.bias ? x[e] + a.bias[e] : x[e], e);
       if (o < last && o > best) best = o;
     }
     last = warp_most(best);
@@ -127,12 +132,12 @@ __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
     if (a.sigmoid) {
       for (int e = lane; e < experts; e += 32) x[e] = sigmoid<float>(x[e]);
       __syncwarp();
-      choose(a, chosen, x, a.bias, a.groups > 1 ? keep(a, x, lane) : 1, lane);
+      choose(a, chosen, x, a.groups > 1 ? keep(a, x, lane) : 1, lane);
     } else if (a.bias) {
       softmax(x, experts, lane);
-      choose(a, chosen, x, a.bias, 1, lane);
+      choose(a, chosen, x, 1, lane);
     } else { // logits differ where their softmax may not
-      choose(a, chosen, x, nullptr, 1, lane);
+      choose(a, chosen, x, 1, lane);
       softmax(x, experts, lane);
     }
     __syncwarp();
@@ -335,7 +340,7 @@ int64_t choices(Check &c, const uly_tensor &experts, const uly_tensor &rows, int
 // grouped requires groups of experts of which k experts can be chosen, and sets them in r.
 void grouped(Check &c, RouteCall &r, const uly_route &a, int64_t experts, int64_t k) {
   const int64_t groups = most(1, a.groups), kept = most(1, a.kept_groups);
-  if (groups > 32 || kept > groups || experts % groups != 0 || k > kept * (experts / groups) ||
+  if (groups > MAX_GROUPS || kept > groups || experts % groups != 0 || k > kept * (experts / groups) ||
       (groups > 1 && experts / groups < 2))
     c.refuse(
         "%lld experts are in %lld groups, of which %lld are kept, and a token chooses %lld experts; groups must be "
