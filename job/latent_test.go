@@ -3,7 +3,6 @@ package job
 import (
 	"bytes"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -13,13 +12,7 @@ import (
 // latentFromScratch is a job that trains a small DeepSeek-V3, whose first layer is dense.
 func latentFromScratch(t *testing.T) string {
 	t.Helper()
-	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "job.toml")
-	put(t, path, fmt.Sprintf(`
-[model.new]
+	return fromScratch(t, `
 model_type = "deepseek_v3"
 vocab_size = 256
 hidden_size = 32
@@ -40,19 +33,7 @@ qk_nope_head_dim = 32
 qk_rope_head_dim = 16
 v_head_dim = 32
 initializer_range = 0.1
-[data]
-path = [%q]
-sequence = 64
-global_batch = 4
-shuffle = false
-[optimizer]
-name = "sgd"
-lr = 0.05
-clip = 0.0
-[train]
-steps = 3
-`, tokens))
-	return path
+`, "")
 }
 
 // Overlapping projections with all-to-alls changes no bit of losses and weights.

@@ -16,13 +16,7 @@ import (
 // that are longer than its window. 3 query heads share each key head.
 func sinksFromScratch(t *testing.T) string {
 	t.Helper()
-	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "job.toml")
-	put(t, path, fmt.Sprintf(`
-[model.new]
+	return fromScratch(t, `
 model_type = "gpt_oss"
 num_local_experts = 0
 vocab_size = 256
@@ -34,6 +28,21 @@ num_key_value_heads = 2
 head_dim = 16
 sliding_window = 11
 initializer_range = 0.1
+`, "[output]\nmodel = false\n")
+}
+
+// fromScratch is a job that trains a new model by SGD for three steps on packed documents. more are
+// further tables.
+func fromScratch(t *testing.T, model, more string) string {
+	t.Helper()
+	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "job.toml")
+	put(t, path, fmt.Sprintf(`
+[model.new]
+%s
 [data]
 path = [%q]
 sequence = 64
@@ -45,9 +54,7 @@ lr = 0.05
 clip = 0.0
 [train]
 steps = 3
-[output]
-model = false
-`, tokens))
+%s`, model, tokens, more))
 	return path
 }
 
