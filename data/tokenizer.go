@@ -68,7 +68,8 @@ func ChatTemplates(d Config) (map[string]string, error) {
 // openChat opens the chat templates that data.chat_template names, or that are beside the
 // tokenizer.
 func openChat(d Config, of Tokenizer) (*chat.Reader, error) {
-	o := chat.Options{TrainOn: cmp.Or(d.TrainOn, chat.Assistant), Date: d.ChatDate, Variables: d.ChatVariables}
+	o := chat.Options{Key: chat.Key, TrainOn: cmp.Or(d.TrainOn, chat.Assistant), Date: d.ChatDate,
+		Variables: d.ChatVariables}
 	if t, ok := of.(*tokenizer.Tokenizer); ok {
 		o.Folder, o.Special = filepath.Dir(t.Files()[0]), t.Special()
 	}
@@ -94,7 +95,7 @@ func checkTokenizerFiles(c comm.Comm, of Tokenizer, templates *chat.Reader) erro
 	if len(paths) == 0 {
 		return nil
 	}
-	return comm.SameFiles(c, "data.chat_template", commFiles(paths))
+	return comm.SameFiles(c, chat.Key, commFiles(paths))
 }
 
 // commFiles returns files by their names.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"ulysses/internal/status"
 	"ulysses/job/doctor"
 	"ulysses/job/plan"
 	"ulysses/model"
@@ -13,7 +14,12 @@ import (
 
 // export is the verb export. o.words are a checkpoint and the folder to write.
 func export(o Options) error {
-	if _, err := os.Stat(filepath.Join(o.words[0], model.AdapterConfigFile)); err == nil && o.merge {
+	if _, err := os.Stat(filepath.Join(o.words[0], model.AdapterConfigFile)); err == nil {
+		if !o.merge {
+			return status.Errorf(status.InvalidArgument,
+				"export: %s has adapters, and is no checkpoint; merge them into their model with --merge, or name a checkpoint",
+				o.words[0])
+		}
 		if err := train.MergeAdapters(o.words[0], o.words[1], o.force); err != nil {
 			return err
 		}

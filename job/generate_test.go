@@ -85,6 +85,17 @@ func TestGenerateChat(t *testing.T) {
 		!strings.Contains(errs, "the conversation is empty") {
 		t.Errorf("%v %s", code, errs)
 	}
+	// Errors name the file, and no key of a job.
+	path := filepath.Join(folder, "chat_template.jinja")
+	for _, broken := range []string{"{% if %}", "{{ raise_exception('no') }}"} {
+		if err := os.WriteFile(path, []byte(broken), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, errs := call("generate", folder, "a", "--chat"); !strings.Contains(errs, path+": ") ||
+			strings.Contains(errs, "data.") {
+			t.Errorf("%s: %s", broken, errs)
+		}
+	}
 }
 
 // generate names the model in the output.dir of a run, and says if there is no folder.

@@ -55,11 +55,22 @@ func TestLoRA(t *testing.T) {
 			t.Errorf("generate %s: %v %s", folder, code, errs)
 		}
 	}
+	checkpoints := filepath.Join(out, "checkpoints")
+	for _, folder := range []string{checkpoints, filepath.Join(checkpoints, "step-00000003")} {
+		if code, _, errs := call("generate", folder, "the"); code != status.IO ||
+			!strings.Contains(errs, "ulysses-mpi export "+folder+" MODEL-FOLDER") {
+			t.Errorf("generate %s: %v %s", folder, code, errs)
+		}
+	}
+	if code, _, errs := call("export", filepath.Join(out, "adapter"), filepath.Join(dir, "unmerged")); code !=
+		status.InvalidArgument || !strings.Contains(errs, "--merge") {
+		t.Errorf("export of adapters without --merge: %v %s", code, errs)
+	}
 	want := losses(t, dir)
 	folder, merged, again := filepath.Join(dir, "exported"), filepath.Join(dir, "merged"), filepath.Join(dir, "again")
-	exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3")
+	exports(t, checkpoints, folder, "after step 3")
 	alike(t, "adapters", folder, filepath.Join(out, "adapter"))
-	for from, to := range map[string]string{filepath.Join(out, "checkpoints"): merged, folder: again} {
+	for from, to := range map[string]string{checkpoints: merged, folder: again} {
 		if code, _, errs := call("export", "--merge", from, to); code != status.OK {
 			t.Fatalf("export --merge %s: %v: %s", from, code, errs)
 		}

@@ -179,7 +179,7 @@ func readConfigText(dir string) ([]byte, error) {
 }
 
 // instead returns the fix for a folder without a model that has the results of a run: the model in
-// it, or adapters to merge; "" = neither.
+// it, adapters to merge, or a checkpoint to export; "" = none of them.
 func instead(dir string) string {
 	inside := filepath.Join(dir, "model") // as in output.dir of a run
 	names, _ := FilesIn(inside)
@@ -189,6 +189,12 @@ func instead(dir string) string {
 	for _, folder := range []string{dir, filepath.Join(dir, "adapter")} {
 		if _, err := os.Stat(filepath.Join(folder, AdapterConfigFile)); err == nil {
 			return fmt.Sprintf("merge its adapters with ulysses-mpi export %s MODEL-FOLDER --merge", folder)
+		}
+	}
+	steps := append(input.Match(dir, "step-*"), input.Match(filepath.Join(dir, "checkpoints"), "step-*")...)
+	for _, folder := range append(steps, dir) {
+		if _, err := os.Stat(filepath.Join(folder, "manifest.json")); err == nil {
+			return fmt.Sprintf("write the model of its checkpoint with ulysses-mpi export %s MODEL-FOLDER", dir)
 		}
 	}
 	return ""

@@ -49,9 +49,13 @@ const (
 	All       = "all"       // everything
 )
 
+// Key is the key of a job that names chat templates.
+const Key = "data.chat_template"
+
 // Options are the arguments of Open.
 type Options struct {
 	Template string   // a .jinja file, or a folder with templates
+	Key      string   // the key of a job that names Template, for errors; "" = none
 	Folder   string   // of the tokenizer; its files name the special tokens
 	TrainOn  string   // Assistant, Last or All
 	Special  []string // special tokens of the tokenizer
@@ -178,10 +182,10 @@ func (r *Reader) choose(c *conversation) (*template, error) {
 		return t, t.err
 	}
 	if len(r.templates) > 0 {
-		return nil, fmt.Errorf("%s has no template named default; set data.chat_template to a .jinja file", r.Template)
+		return nil, fmt.Errorf("%s has no template named default%s", r.Template, r.fix("a .jinja file"))
 	}
-	return nil, fmt.Errorf(
-		"there is no chat template; set data.chat_template to a .jinja file, or to a folder with chat_template.jinja")
+	return nil, fmt.Errorf("there is no chat template%s",
+		r.fix("a .jinja file, or to a folder with chat_template.jinja"))
 }
 
 // probes has templates that were probed with the variables of records.

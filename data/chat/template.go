@@ -37,10 +37,10 @@ func Open(o Options) (*Reader, error) {
 	}
 	sources, err := r.find()
 	if err != nil {
-		return nil, err
+		return nil, r.named(err)
 	}
 	if err := r.specialTokens(); err != nil {
-		return nil, err
+		return nil, r.named(err)
 	}
 	sum := sha256.New()
 	names := make([]string, 0, len(sources))
@@ -52,8 +52,7 @@ func Open(o Options) (*Reader, error) {
 		s := sources[name]
 		t, err := jinja.Parse(s.text)
 		if err != nil { // only conversations need the template
-			err = status.Errorf(status.Unsupported,
-				"data.chat_template: %s: %w; set data.chat_template to another template", s.path, err)
+			err = r.named(status.Errorf(status.Unsupported, "%s: %w%s", s.path, err, r.fix("another template")))
 		}
 		r.templates[name] = &template{Template: t, path: s.path, err: err}
 		fmt.Fprintf(sum, "%s %d %s", name, len(s.text), s.text)
@@ -75,13 +74,29 @@ func Open(o Options) (*Reader, error) {
 // Texts returns the texts of the templates of a .jinja file or a folder by name. The name of the
 // template of a file is default.
 func Texts(path string) (map[string]string, error) {
-	r := &Reader{Options: Options{Template: path}}
+	r := &Reader{Options: Options{Template: path, Key: Key}}
 	found, err := r.find()
 	texts := map[string]string{}
 	for name, s := range found {
 		texts[name] = s.text
 	}
-	return texts, err
+	return texts, r.named(err)
+}
+
+// named returns err with the key of a job that names the templates before it, if there is one.
+func (r *Reader) named(err error) error {
+	if err == nil || r.Key == "" {
+		return err
+	}
+	return status.Errorf(status.Of(err), "%s: %w", r.Key, err)
+}
+
+// fix returns the end of an error: to what the key of a job must be set.
+func (r *Reader) fix(to string) string {
+	if r.Key == "" {
+		return ""
+	}
+	return fmt.Sprintf("; set %s to %s", r.Key, to)
 }
 
 // source is the text of a template.
@@ -95,7 +110,7 @@ func (r *Reader) find() (map[string]source, error) {
 	}
 	info, err := os.Stat(r.Template)
 	if err != nil {
-		return nil, status.Errorf(status.IO, "data.chat_template: %w", err)
+		return nil, status.Errorf(status.IO, "%w", err)
 	}
 	if !info.IsDir() {
 		text, err := r.read(r.Template)
@@ -140,7 +155,7 @@ func (r *Reader) fromJSON(path string) (map[string]source, error) {
 		Template json.RawMessage `json:"chat_template"`
 	}
 	if err := input.JSON([]byte(text), &config); err != nil {
-		return nil, status.Errorf(status.InvalidConfig, "data.chat_template: %s: %w", path, err)
+		return nil, status.Errorf(status.InvalidConfig, "%s: %w", path, err)
 	}
 	var one string
 	var several []struct{ Name, Template string }
@@ -159,13 +174,13 @@ func (r *Reader) fromJSON(path string) (map[string]source, error) {
 		}
 	default:
 		return nil, status.Errorf(status.InvalidConfig,
-			"data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template, nor an object of strings",
+			"%s: chat_template is neither a string nor a list of objects with name and template, nor an object of strings",
 			path)
 	}
 	for name := range found { // a saved model has a file of this name
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
 			return nil, status.Errorf(status.InvalidConfig,
-				"data.chat_template: %s: a template has the name %s, which cannot be the name of a file; rename it", path,
+				"%s: a template has the name %s, which cannot be the name of a file; rename it", path,
 				input.Quote(name))
 		}
 	}
@@ -177,7 +192,7 @@ func (r *Reader) read(path string) (string, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	} else if err != nil {
-		return "", status.Errorf(status.IO, "data.chat_template: %w", err)
+		return "", status.Errorf(status.IO, "%w", err)
 	}
 	r.files = append(r.files, path)
 	return string(input.TrimBOM(text)), nil
@@ -201,7 +216,7 @@ func (r *Reader) specialTokens() error {
 		}
 		var fields map[string]json.RawMessage
 		if err := input.JSON([]byte(text), &fields); err != nil {
-			return status.Errorf(status.InvalidConfig, "data.chat_template: %s: %w", path, err)
+			return status.Errorf(status.InvalidConfig, "%s: %w", path, err)
 		}
 		r.setTokens(fields, tokenNames)
 		r.setTokens(fields, furtherTokens(fields))

@@ -84,7 +84,8 @@ func TestTemplates(t *testing.T) {
 		[]byte(`{"chat_template": {"../x": ""}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []Options{{Template: "no/such/folder"}, {Date: "31.1.2026"}, {Template: unnamed}} {
+	for _, o := range []Options{{Template: "no/such/folder", Key: Key}, {Date: "31.1.2026"},
+		{Template: unnamed, Key: Key}} {
 		if _, err := Open(o); err == nil || !strings.HasPrefix(err.Error(), "data.chat_") {
 			t.Errorf("%+v: %v", o, err)
 		}
