@@ -75,8 +75,8 @@ func (c *check) groupsOf(a *device.Route, experts, k int64) (groups, kept int64)
 			"at most %d with at least 2 experts each, and the kept ones need enough experts", experts, groups, kept, k,
 			device.MaxGroups)
 	}
-	if !a.Sigmoid && (groups > 1 || cmp.Or(a.WeightScale, 1) != 1) {
-		c.fail("%d groups and a weight scale of %v without Sigmoid are not built", groups, a.WeightScale)
+	if !a.Sigmoid && !a.Bias.IsNil() && groups > 1 {
+		c.fail("%d groups with a bias and without Sigmoid are not built", groups)
 	}
 	return groups, kept
 }

@@ -26,10 +26,12 @@ type ExpertOps interface {
 // by 1e-12 if their sum is smaller, as in ERNIE 4.5.
 //
 // With Sigmoid, the sigmoid of a logit stands for its softmax (DeepSeek-V3, arXiv:2412.19437,
-// section 2.1.2). With Normalize, 1e-20 is added to the sum by which weights are divided. The
-// experts are in Groups groups of E/Groups consecutive experts, and a token chooses from KeptGroups
-// of them: the groups whose two largest numbers, of sigmoid and bias, have the largest sums; of
-// equal groups, the lower one.
+// section 2.1.2). With Normalize, 1e-20 is added to the sum by which weights are divided.
+//
+// The experts are in Groups groups of E/Groups consecutive experts, and a token chooses from
+// KeptGroups of them: with Sigmoid, the groups whose two largest numbers, of sigmoid and bias, have
+// the largest sums; otherwise the groups with the largest logits (DeepSeek-V2, arXiv:2405.04434,
+// section 2.2.2). Of equal groups, the lower one is kept.
 type Route struct {
 	// [T, E], last axis dense; replaced by the softmax over E, or with Sigmoid by sigmoids
 	Logits tensor.Tensor `op:"in,out"`
@@ -44,8 +46,8 @@ type Route struct {
 	Normalize bool
 
 	Sigmoid            bool
-	Groups, KeptGroups int64   // 0 = 1 group; more, up to MaxGroups, only with Sigmoid
-	WeightScale        float64 // factor of the weights; 0 = 1; otherwise only with Sigmoid
+	Groups, KeptGroups int64   // 0 = 1 group; more, up to MaxGroups, with Sigmoid or without Bias
+	WeightScale        float64 // factor of the weights; 0 = 1
 
 	// For a loss that balances the experts: the sequence of each token, [T] I32, a negative number
 	// for tokens that do not count. Counts and Sums [sequences, E] F64 get the number of choices of

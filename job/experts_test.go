@@ -137,7 +137,7 @@ func TestExpertsRefused(t *testing.T) {
 		"parallel.experts=8 parallel.ulysses=4":      "parallel.experts = 8: the model has 6 experts, and each rank needs at least one",
 		"parallel.experts=-1":                        "parallel.experts = -1",
 		"model.override.num_experts_per_tok=9":       "num_experts_per_tok = 9, num_local_experts = 6",
-		"lora.rank=2 lora.targets=[\"gate_proj\"]":   "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v3 and glm4_moe_lite are not built",
+		"lora.rank=2 lora.targets=[\"gate_proj\"]":   "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v2, deepseek_v3 and glm4_moe_lite are not built",
 		"train.freeze=[\"*.experts.3.*\"]":           "freeze the matrices of all experts of a layer or of none",
 	} {
 		var stderr bytes.Buffer

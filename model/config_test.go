@@ -361,8 +361,8 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
 		{llama31, `"model_type": "phi"`, no,
 			[]string{
-				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are`}},
-		{llama31, `"model_type": "deepseek_v2"`, no, []string{"mixture of experts"}},
+				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are`}},
+		{llama31, `"model_type": "llama4"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad,
 			[]string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
 		{qwen35, `"linear_conv_kernel_dim": 0, "linear_key_head_dim": -1`, bad,
@@ -488,10 +488,10 @@ func TestOwnWindow(t *testing.T) {
 // A [model.new] of a model type that is not built has exactly one fault, because its other fields
 // may have another meaning.
 func TestUnbuiltModelFromScratch(t *testing.T) {
-	_, err := ConfigFromMap(map[string]any{"model_type": "deepseek_v2", "num_local_experts": int64(8),
+	_, err := ConfigFromMap(map[string]any{"model_type": "llama4", "num_local_experts": int64(8),
 		"hidden_size": int64(64), "router_aux_loss_coef": 0.1, "sliding_window": int64(8)})
 	if status.Of(err) != status.Unsupported || strings.Contains(err.Error(), "\n") ||
-		!strings.Contains(err.Error(), `"deepseek_v2" (mixture of experts) is not built`) {
+		!strings.Contains(err.Error(), `"llama4" (mixture of experts) is not built`) {
 		t.Error(err)
 	}
 }

@@ -24,9 +24,9 @@ type Experts struct {
 	// Biased says that each expert has a bias by which it is chosen (use_expert_bias), see
 	// expertBias.
 	Biased bool `json:",omitempty"`
-	// Sigmoid says that weights are sigmoids of the router's logits, instead of their softmax,
-	// times Scale (routed_scaling_factor). The experts are in Groups groups, of which a token
-	// chooses from KeptGroups (n_group, topk_group). See device.Route.
+	// Sigmoid says that weights are sigmoids of the router's logits, instead of their softmax.
+	// Weights are multiplied by Scale (routed_scaling_factor). The experts are in Groups groups, of
+	// which a token chooses from KeptGroups (n_group, topk_group). See device.Route.
 	Sigmoid            bool    `json:",omitempty"`
 	Scale              float64 `json:",omitempty"`
 	Groups, KeptGroups int64   `json:",omitempty"`
@@ -44,7 +44,7 @@ type expertFields struct {
 	normalize    bool       // the weights are always divided by their sum; otherwise by norm_topk_prob
 	normalized   bool       // default of norm_topk_prob
 	sigmoid      bool       // weights are sigmoids of logits
-	grouped      bool       // the router is that of DeepSeek-V3, with groups of experts
+	grouped      bool       // the router is that of DeepSeek-V2 or V3, with groups of experts
 	biased       bool       // every folder has biases of experts; otherwise by use_expert_bias
 	biasModule   string     // the module with the biases, "." = the block; "" = the router
 	sparse       sparseRule // which layers have experts
@@ -83,6 +83,10 @@ var (
 		aliases: []string{"num_local_experts", "num_experts"}, normalized: true, sigmoid: true, grouped: true,
 		biased: true, sparse: sparseAfter, sharedCount: "n_shared_experts", misread: true, block: "mlp",
 		gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	deepSeek2Experts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size",
+		aliases: []string{"num_local_experts", "num_experts"}, grouped: true, sparse: sparseAfter,
+		sharedCount: "n_shared_experts", misread: true, block: "mlp", gate: "gate_proj", up: "up_proj",
+		down: "down_proj"}
 	liteExperts  = glmExperts.withSparse(sparseListed)
 	ernieExperts = expertFields{number: "moe_num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_experts", "num_local_experts"}, perToken: "moe_k", normalize: true,
@@ -202,6 +206,11 @@ func readExperts(c *Config, r *reader) {
 	e.Biased, e.Sigmoid = names.biased, names.sigmoid
 	if names.grouped {
 		c.readGroups(r)
+	}
+	if names.grouped && names.sigmoid {
+		for _, name := range []string{"output_router_logits", "router_aux_loss_coef"} {
+			r.ineffective(name, "remove it, and set optimizer.expert_bias_rate to balance the experts")
+		}
 		return
 	}
 	for _, name := range names.zero {
@@ -222,6 +231,10 @@ func readExperts(c *Config, r *reader) {
 	if !names.biased {
 		e.Biased = r.flag("use_expert_bias", false)
 	}
+	if e.Biased && e.Groups > 1 {
+		r.fault(status.Unsupported, "use_expert_bias with n_group = %d is not built: %s", e.Groups,
+			notbuilt.Routers.Instead)
+	}
 }
 
 // readShared reads the width of the expert of all tokens. Several are one with the sum of their
@@ -236,12 +249,19 @@ func (c *Config) readShared(r *reader) {
 	}
 }
 
-// readGroups reads the fields of DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2). It has no
-// balancing loss.
+// readGroups reads the fields of the routers of DeepSeek-V2 (arXiv:2405.04434, section 2.2.2) and
+// DeepSeek-V3 (arXiv:2412.19437, section 2.1.2).
 func (c *Config) readGroups(r *reader) {
 	e := &c.Experts
-	e.Groups = r.extent("n_group", max(1, c.family.size("n_group", r)), device.MaxGroups)
-	e.KeptGroups = r.extent("topk_group", max(1, c.family.size("topk_group", r)), device.MaxGroups)
+	if method := c.readRouter(r); method == greedy {
+		e.Groups, e.KeptGroups = 1, 1
+		for _, name := range []string{"n_group", "topk_group"} {
+			r.ineffective(name, "remove it, or set topk_method = \""+groupGreedy+"\"")
+		}
+	} else {
+		e.Groups = r.extent("n_group", max(1, c.family.size("n_group", r)), device.MaxGroups)
+		e.KeptGroups = r.extent("topk_group", max(1, c.family.size("topk_group", r)), device.MaxGroups)
+	}
 	scale := 1.0
 	if !r.fresh {
 		scale = cmp.Or(c.family.weightScale, 1)
@@ -259,17 +279,37 @@ func (c *Config) readGroups(r *reader) {
 			"num_experts_per_tok = %d: the %d groups of topk_group have %d experts; raise topk_group", e.PerToken,
 			e.KeptGroups, e.KeptGroups*(e.Count/e.Groups))
 	}
-	for _, x := range []struct{ name, built string }{{"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}} {
-		if text := r.text(x.name, x.built); text != x.built {
-			r.fault(status.Unsupported, "%s = %q is not built: %s", x.name, text, notbuilt.Routers.Instead)
+}
+
+// The values of topk_method.
+const (
+	withBias    = "noaux_tc" // of DeepSeek-V3
+	greedy      = "greedy"   // of DeepSeek-V2, without groups
+	groupGreedy = "group_limited_greedy"
+)
+
+// readRouter refuses other routers than the published ones, and returns topk_method.
+func (c *Config) readRouter(r *reader) (method string) {
+	refuse := func(name string, value any) {
+		r.fault(status.Unsupported, "%s = %v is not built: %s", name, value, notbuilt.Routers.Instead)
+	}
+	scoring, methods := "sigmoid", []string{withBias}
+	if !c.family.experts.sigmoid {
+		scoring, methods = "softmax", []string{greedy, groupGreedy}
+		if c.Experts.Normalize { // the original code would not scale the weights, transformers not normalize them
+			refuse("norm_topk_prob", true)
 		}
 	}
+	if text := r.text("scoring_func", scoring); text != scoring {
+		refuse("scoring_func", quoted(text))
+	}
+	if method = r.text("topk_method", methods[0]); !slices.Contains(methods, method) {
+		refuse("topk_method", quoted(method))
+	}
 	if n := r.number("moe_layer_freq", 1); n != 1 {
-		r.fault(status.Unsupported, "moe_layer_freq = %v is not built: %s", n, notbuilt.Routers.Instead)
+		refuse("moe_layer_freq", n)
 	}
-	for _, name := range []string{"output_router_logits", "router_aux_loss_coef"} {
-		r.ineffective(name, "remove it, and set optimizer.expert_bias_rate to balance the experts")
-	}
+	return method
 }
 
 // checkOwnBalance adds a fault if a job sets a coefficient that has no effect. own has the fields
@@ -323,6 +363,13 @@ func writeExperts(c *Config, f fields) {
 		f.put("n_group", e.Groups)
 		f.put("topk_group", e.KeptGroups)
 		f.put("routed_scaling_factor", asFloats(e.Scale))
+	}
+	if names.grouped && !names.sigmoid {
+		method := greedy
+		if e.Groups > 1 {
+			method = groupGreedy
+		}
+		f.put("topk_method", method)
 	}
 	if e.Biased && !names.biased {
 		f.put("use_expert_bias", true)

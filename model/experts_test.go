@@ -249,7 +249,7 @@ func TestExpertsFrozenAndAdapted(t *testing.T) {
 		_, err := made(Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"q_proj", target}}})
 		if status.Of(err) != status.Unsupported ||
 			!strings.Contains(err.Error(),
-				"adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v3 and glm4_moe_lite are not built") {
+				"adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v2, deepseek_v3 and glm4_moe_lite are not built") {
 			t.Errorf("%s: %v", target, err)
 		}
 	}

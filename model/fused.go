@@ -214,11 +214,11 @@ type rowOrder struct{ file, model func(int64) int64 }
 
 // rowOrder returns the order of a tensor's rows in the files, nil if it is that of the model.
 func (c *Config) rowOrder(name string) *rowOrder {
-	if c.family.files.paired(name) {
-		return &rowOrder{c.fileRow, c.rowOfFile}
-	}
 	if c.IsLatent() {
 		return c.latentOrder(name)
+	}
+	if c.family.files.paired(name) {
+		return &rowOrder{c.fileRow, c.rowOfFile}
 	}
 	if x := c.linearHeads(); x != nil {
 		return x.adapterOrder(name)

@@ -16,7 +16,8 @@ type Latent struct {
 	KVLoraRank int64 `json:",omitempty"` // features of the compressed keys and values; 0 = no latent attention
 	// features of a head of q and k without RoPE and with it, and of a head of v
 	QKNopeHeadDim, QKRopeHeadDim, VHeadDim int64 `json:",omitempty"`
-	// In the files, the rotated features 2i and 2i + 1 of a head belong together (rope_interleave).
+	// In the files, the rotated features 2i and 2i + 1 of a head belong together (rope_interleave;
+	// in DeepSeek-V2 always).
 	RopeInterleave bool `json:",omitempty"`
 }
 
@@ -48,7 +49,7 @@ func (c *Config) readLatent(r *reader) {
 	c.KVLoraRank = extent("kv_lora_rank")
 	c.QKNopeHeadDim, c.QKRopeHeadDim = extent("qk_nope_head_dim"), extent("qk_rope_head_dim")
 	c.VHeadDim = extent("v_head_dim")
-	c.RopeInterleave = r.flag("rope_interleave", true)
+	c.RopeInterleave = c.family.files.pairs || r.flag("rope_interleave", true)
 	c.HeadDim = c.QKNopeHeadDim + c.QKRopeHeadDim
 	if c.QKRopeHeadDim%2 != 0 {
 		r.fault(status.InvalidConfig,
@@ -90,7 +91,9 @@ func writeLatent(c *Config, f fields) {
 	f.put("qk_nope_head_dim", c.QKNopeHeadDim)
 	f.put("qk_rope_head_dim", c.QKRopeHeadDim)
 	f.put("v_head_dim", c.VHeadDim)
-	f.put("rope_interleave", c.RopeInterleave)
+	if !c.family.files.pairs {
+		f.put("rope_interleave", c.RopeInterleave)
+	}
 	f["head_dim"] = c.QKRopeHeadDim
 	writeExperts(c, f)
 }

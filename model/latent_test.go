@@ -164,7 +164,7 @@ func TestLatentRows(t *testing.T) {
 // With Ulysses, the output of attention and the gradient of its input are bitwise equal to the
 // results of one rank.
 func TestLatentRanksBitwise(t *testing.T) {
-	for _, name := range []string{"deepseek_v3", "glm4_moe_lite"} {
+	for _, name := range []string{"deepseek_v2", "deepseek_v3", "glm4_moe_lite"} {
 		cfg := configs(t)[name]
 		s := documents(cfg.VocabSize, 9, 1, 13)
 		attention := func(n int) []map[string][]float32 { // of the ranks of this process

@@ -137,10 +137,12 @@ func (f *family) rotation() string {
 		text += fmt.Sprintf("; `partial_rotary_factor` %g", f.rotaryShare)
 	}
 	if f.latent {
-		text += "; the last `qk_rope_head_dim` features of a head, neighbours if `rope_interleave`"
+		text += "; the last `qk_rope_head_dim` features of a head"
 	}
 	if f.files.pairs {
 		text += "; neighbours are rotated"
+	} else if f.latent {
+		text += ", neighbours if `rope_interleave`"
 	}
 	return text
 }

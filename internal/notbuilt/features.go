@@ -64,21 +64,22 @@ var (
 		Instead: "set it to null if the model was trained without it"}
 
 	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
-		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are",
 		Many:    true}
 	Experts = &Feature{
-		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, glm4_moe_lite, deepseek_v3, minimax_m2, ernie4_5_moe and gpt_oss",
+		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5_moe and gpt_oss",
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
-	Routers = &Feature{Name: "other routers in glm4_moe, glm4_moe_lite, deepseek_v3 and ernie4_5_moe",
-		Where: "`scoring_func`, `topk_method`, `moe_layer_freq` and `moe_norm_min` of a config.json", Many: true,
-		Instead: "the published ones are built, scoring_func = \"sigmoid\", topk_method = \"noaux_tc\", moe_layer_freq = 1 and moe_norm_min = 1e-12"}
+	Routers = &Feature{Name: "other routers in glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3 and ernie4_5_moe",
+		Where:   "`scoring_func`, `topk_method`, `norm_topk_prob`, `use_expert_bias`, `moe_layer_freq` and `moe_norm_min` of a config.json",
+		Many:    true,
+		Instead: "the published ones are built: scoring_func = \"sigmoid\" with topk_method = \"noaux_tc\", in deepseek_v2 \"softmax\" with \"greedy\" or \"group_limited_greedy\" and norm_topk_prob = false, moe_layer_freq = 1, moe_norm_min = 1e-12"}
 	SigmoidBalance = &Feature{Name: "the loss that balances experts in minimax_m2",
 		Where:   "`output_router_logits` of a config.json",
 		Instead: "set it to false, and optimizer.expert_bias_rate to balance the experts"}
 	RouterNoise = &Feature{Name: "noise on the input of experts",
 		Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters = &Feature{
-		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v3 and glm4_moe_lite",
+		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v2, deepseek_v3 and glm4_moe_lite",
 		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
 	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4 and FP8 with scales of blocks",
 		Where:   "`vision_config` and `quantization_config` of a config.json",
@@ -170,9 +171,8 @@ const withoutText = "vision, and no text_config; with one, the language model is
 // ModelTypeReasons are the model types that are known and not built, with the reason.
 var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
-	"llama4":      "mixture of experts",
-	"deepseek_v2": "mixture of experts",
-	"qwen2_vl":    "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
+	"llama4":   "mixture of experts",
+	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
 	"gemma3":      withoutText,
 	"qwen3_5":     withoutText,
 	"qwen3_5_moe": withoutText,

@@ -296,6 +296,37 @@ FAMILIES = {
             router_aux_loss_coef=0.2,
         ),
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        dict(
+            LATENT | GROUPS,
+            topk_method="group_limited_greedy",
+            norm_topk_prob=False,
+            routed_scaling_factor=4.0,
+            q_lora_rank=16,
+            attention_bias=True,
+        ),
+    ),
+    "deepseek-v2, without groups and compressed queries, yarn, stacked": (
+        "DeepseekV2",
+        dict(
+            LATENT | GROUPS,
+            topk_method="greedy",
+            norm_topk_prob=False,
+            n_group=1,
+            topk_group=1,
+            q_lora_rank=None,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=100.0,
+                factor=4.0,
+                mscale=0.7,
+                mscale_all_dim=0.7,
+                original_max_position_embeddings=16,
+            ),
+        ),
+    ),
     "deepseek-v3": (
         "DeepseekV3",
         dict(LATENT | GROUPS, q_lora_rank=16, attention_bias=True),

@@ -114,6 +114,7 @@ CASES = {
     "gpt-oss": ("all-linear", False),
     "phi3": ("all-linear", False),
     "glm4": ("all-linear", True),
+    "deepseek-v2": (["q_b_proj", "kv_a_proj_with_mqa", "o_proj"], False),
     "deepseek-v3": (
         ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         True,

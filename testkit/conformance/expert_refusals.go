@@ -89,9 +89,10 @@ func (s *suite) expertRefusals() {
 				&device.Route{Logits: f(1, 2), Bias: f(1), Experts: i(nil, 1, 1), Rows: i(nil, 1, 1), Weights: f(1),
 					Offsets: i(nil, 3)})
 		},
-		"groups without a sigmoid": func() error { return b.dev.RouteForward(b.stream, grouped(4, 2, false, 1)) },
-		"a scale without a sigmoid": func() error {
-			return b.dev.RouteForward(b.stream, grouped(1, 1, false, 2))
+		"groups with a bias and without a sigmoid": func() error {
+			a := grouped(4, 2, false, 1)
+			a.Bias = f(8)
+			return b.dev.RouteForward(b.stream, a)
 		},
 		"groups that are not equal": func() error { return b.dev.RouteForward(b.stream, grouped(3, 2, true, 1)) },
 		"groups of one expert":      func() error { return b.dev.RouteForward(b.stream, grouped(8, 4, true, 1)) },

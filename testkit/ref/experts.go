@@ -86,14 +86,16 @@ func falling[T Float](x []T) []int64 {
 	return order
 }
 
-// keptGroups returns for each expert whether its group is one of the kept ones: the groups with the
-// largest sums of their two largest x.
+// keptGroups returns for each expert whether its group is one of the kept ones: with Sigmoid, the
+// groups with the largest sums of their two largest x, otherwise with the largest x.
 func keptGroups[T Float](x []T, o Router) []bool {
 	size, sums := int64(len(x))/o.Groups, make([]T, o.Groups)
 	for g := range sums {
 		group := x[int64(g)*size : int64(g+1)*size]
 		order := falling(group)
-		sums[g] = group[order[0]] + group[order[1]]
+		if sums[g] = group[order[0]]; o.Sigmoid {
+			sums[g] += group[order[1]]
+		}
 	}
 	kept := make([]bool, len(x))
 	for _, g := range falling(sums)[:o.Kept] {
@@ -134,7 +136,7 @@ func Softmax[T Float](x []T) []T {
 
 // RouteGrad returns the gradient of the logits from the gradient of the weights [T·K]. It is the
 // Jacobian of the softmax, over the chosen logits if the weights are normalized and otherwise over
-// all, times the gradient. scaled [T, E] is a gradient of the probabilities, or empty.
+// all, times the gradient and Scale. scaled [T, E] is a gradient of the probabilities, or empty.
 func RouteGrad[T Float](r *Routing[T], experts, k int64, dweights, scaled []T, o Router) []T {
 	d := make([]T, len(r.Probs))
 	for t := range int64(len(r.Experts)) / k {
@@ -144,14 +146,18 @@ func RouteGrad[T Float](r *Routing[T], experts, k int64, dweights, scaled []T, o
 		}
 		if o.Sigmoid {
 			addSigmoidGrad(d[t*experts:], p, dp, r.Experts[t*k:(t+1)*k], o)
-		} else if o.Normalize {
-			q := make([]T, experts) // the softmax over the chosen logits
-			for j := t * k; j < (t+1)*k; j++ {
-				q[r.Experts[j]] = r.Weights[r.Rows[j]]
+		} else {
+			q, c := p, T(cmp.Or(o.Scale, 1))
+			if o.Normalize {
+				q = make([]T, experts) // the softmax over the chosen logits
+				for j := t * k; j < (t+1)*k; j++ {
+					q[r.Experts[j]] = r.Weights[r.Rows[j]] / c
+				}
+			}
+			for e := range dp {
+				dp[e] *= c
 			}
 			addSoftmaxGrad(d[t*experts:], q, dp)
-		} else {
-			addSoftmaxGrad(d[t*experts:], p, dp)
 		}
 		if len(scaled) > 0 {
 			addSoftmaxGrad(d[t*experts:], p, scaled[t*experts:(t+1)*experts])

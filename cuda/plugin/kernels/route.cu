@@ -64,8 +64,9 @@ __device__ __forceinline__ unsigned long long warp_most(unsigned long long x) {
 // expert_at returns the expert of a number of order_of.
 __device__ __forceinline__ int expert_at(unsigned long long order) { return (int)(0xffffffffu - (uint32_t)order); }
 
-// keep returns the groups from which a token chooses, a bit for each: the groups with the largest
-// sums of their two largest x + bias. A warp calls it; a lane has a group.
+// keep returns the groups from which a token chooses, a bit for each: with sigmoids, the groups
+// with the largest sums of their two largest x + bias, otherwise with the largest x. A warp calls
+// it; a lane has a group.
 __device__ __forceinline__ uint32_t keep(const RouteCall &a, const float *x, int lane) {
   const int n = (int)a.experts / a.groups;
   unsigned long long order = 0;
@@ -76,7 +77,7 @@ __device__ __forceinline__ uint32_t keep(const RouteCall &a, const float *x, int
       if (y > first) second = first, first = y;
       else if (y > second) second = y;
     }
-    order = order_of(first + second, lane);
+    order = order_of(a.sigmoid ? first + second : first, lane);
   }
   uint32_t kept = 0;
   for (int j = 0; j < a.kept_groups; j++) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
       softmax(x, experts, lane);
       choose(a, chosen, x, 1, lane);
     } else { // logits differ where their softmax may not
-      choose(a, chosen, x, 1, lane);
+      choose(a, chosen, x, a.groups > 1 ? keep(a, x, lane) : 1, lane);
       softmax(x, experts, lane);
     }
     __syncwarp();
@@ -279,8 +280,8 @@ template <typename T> __device__ __forceinline__ void sigmoid_back(const RouteGr
 }
 
 // The derivative of the softmax of all logits at p, for the gradient g_e of p_e, is p_e·(g_e -
-// Σ p_i·g_i). A normalized weight is the softmax of the chosen logits alone. The balancing loss has
-// the gradient scale·counts_e of p_e.
+// Σ p_i·g_i). A weight w_j is c·p_j; a normalized one is c times the softmax of the chosen logits
+// alone. The balancing loss has the gradient scale·counts_e of p_e.
 template <typename T> __global__ void __launch_bounds__(THREADS) route_backward(RouteGradCall a) {
   const int lane = (int)threadIdx.x % 32;
   for (int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; t < a.tokens; t += (int64_t)gridDim.x * WARPS) {
@@ -318,7 +319,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) route_backward(
     __syncwarp();
     for (int64_t j = lane; j < a.k; j += 32) {
       const int64_t e = chosen[j];
-      double g = a.weights[row[j]] * (a.dweights[row[j]] - sum);
+      double g = a.weights[row[j]] * (a.dweights[row[j]] - sum / a.weight_scale);
       if (counts) g += scale * (counts[e] - balance) * p[e];
       d[e] = narrow<T>((float)g);
     }
@@ -348,8 +349,8 @@ void grouped(Check &c, RouteCall &r, const uly_route &a, int64_t experts, int64_
         (long long)experts, (long long)groups, (long long)kept, (long long)k);
   r.sigmoid = a.sigmoid, r.groups = (int)groups, r.kept_groups = (int)kept;
   r.weight_scale = a.weight_scale != 0 ? (float)a.weight_scale : 1;
-  if (!a.sigmoid && (groups > 1 || r.weight_scale != 1))
-    c.refuse("%lld groups and a weight scale of %g without sigmoid are not built", (long long)groups, a.weight_scale);
+  if (!a.sigmoid && a.bias.dtype != 0 && groups > 1)
+    c.refuse("%lld groups with a bias and without sigmoid are not built", (long long)groups);
 }
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
