@@ -330,7 +330,7 @@ func (c *Config) readBiases(r *reader) {
 	case !c.AttentionBias || b == optionalBiases || b == optionalQKVBiases:
 	case b == noBiases && c.family.biasField != "": // transformers has them
 		r.fault(status.Unsupported, "%s = true is not built for %s: %s", name, c.ModelType,
-			notbuilt.ErnieBiases.Instead)
+			notbuilt.Biases.Instead)
 	default:
 		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o",
 			noBiases: "has no biases there"}

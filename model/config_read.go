@@ -29,7 +29,7 @@ type reader struct {
 }
 
 // longest is the length in bytes from which values are abbreviated in messages.
-const longest = 300
+const longest = 500
 
 func (r *reader) fault(code status.Code, format string, args ...any) {
 	for i, x := range args {

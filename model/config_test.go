@@ -42,6 +42,9 @@ const qwen35 = `{"model_type": "qwen3_5_text", "attention_bias": false, "attenti
  "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": true,
  "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "vocab_size": 248320}`
 
+const seedOSS = `{"model_type": "seed_oss", "hidden_size": 80, "intermediate_size": 8, "num_hidden_layers": 1,
+ "residual_dropout": 0}`
+
 // As Phi-4 is published.
 const phi4 = `{"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 100257, "embd_pdrop": 0.0,
  "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920,
@@ -361,7 +364,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
 		{llama31, `"model_type": "phi"`, no,
 			[]string{
-				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are`}},
+				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe, seed_oss and gpt_oss are`}},
 		{llama31, `"model_type": "llama4"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad,
 			[]string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
@@ -405,6 +408,10 @@ func TestConfigFaults(t *testing.T) {
 		{gemma3, `"rope_local_base_freq": -1`, bad, []string{"rope_local_base_freq = -1"}},
 		{gemma3, `"layer_types": ["linear_attention"]`, no, []string{"full_attention and sliding_attention are"}},
 		{phi4, `"resid_pdrop": 0.1`, no, []string{"resid_pdrop = 0.1 is not built"}},
+		{seedOSS, `"residual_dropout": 0.1`, no, []string{"residual_dropout = 0.1 is not built"}},
+		{seedOSS, `"attention_out_bias": true`, no, []string{"attention_out_bias = true is not built"}},
+		{`{"model_type": "seed_oss", "hidden_size": 80, "intermediate_size": 8, "num_hidden_layers": 1}`, `"use_cache": true`,
+			no, []string{"residual_dropout = 0.1 is not built: set it to 0 with model.override"}},
 		{phi4, `"rope_scaling": {"type": "linear", "factor": 2.0}`, no,
 			[]string{`rope_scaling.type = linear is not built for phi3`}},
 		{phi4, `"attention_bias": true`, bad, []string{"attention_bias = true: phi3 has no biases there"}},

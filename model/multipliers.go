@@ -54,6 +54,17 @@ func readPhi3(_ *Config, r *reader) {
 	}
 }
 
+// readSeedOss reads the fields of Seed-OSS (ByteDance 2025).
+func readSeedOss(_ *Config, r *reader) {
+	// Without the field, transformers has dropout.
+	if x := r.number("residual_dropout", 0.1); x != 0 && (r.has("residual_dropout") || !r.fresh) {
+		r.fault(status.Unsupported, "residual_dropout = %v is not built: %s", x, notbuilt.ResidualDropout.Instead)
+	}
+	if r.flag("attention_out_bias", false) {
+		r.fault(status.Unsupported, "attention_out_bias = true is not built: %s", notbuilt.Biases.Instead)
+	}
+}
+
 // writePhi3 writes the original length where transformers reads it.
 func writePhi3(c *Config, f fields) {
 	if c.Rope.Type == "longrope" {

@@ -36,7 +36,7 @@ var Areas = []Area{
 	{"Attention", []*Feature{SoftCaps}},
 	{"Models", []*Feature{ModelTypes, Experts, Routers, SigmoidBalance, RouterNoise, Clamps, Clips, ExpertAdapters,
 		Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates,
-		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ErnieBiases, ResidualDropout, StorageTypes}},
+		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, Biases, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers,
 		SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -64,7 +64,7 @@ var (
 		Instead: "set it to null if the model was trained without it"}
 
 	ModelTypes = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]",
-		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe and gpt_oss are",
+		Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe, seed_oss and gpt_oss are",
 		Many:    true}
 	Experts = &Feature{
 		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5_moe and gpt_oss",
@@ -101,11 +101,12 @@ var (
 	OutputGates = &Feature{Name: "qwen3_5_text without an output gate",
 		Where: "`attn_output_gate` of a config.json", Instead: "true is"}
 	PartialRotary = &Feature{Name: "RoPE on a share of a head",
-		Where:   "`partial_rotary_factor` of a config.json; qwen3_5_text, qwen3_5_moe_text, qwen3_next, phi3, glm4, glm4_moe and minimax_m2 have it",
+		Where:   "`partial_rotary_factor` of a config.json; qwen3_5_text, qwen3_5_moe_text, qwen3_next, phi3, glm, glm4, glm4_moe and minimax_m2 have it",
 		Instead: "1 is"}
-	ErnieBiases = &Feature{Name: "biases of projections in ernie4_5_moe", Where: "`use_bias` of a config.json",
-		Instead: "false is", Many: true}
-	ResidualDropout = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json",
+	Biases = &Feature{Name: "biases of projections in ernie4_5_moe, and of attention's output in seed_oss",
+		Where: "`use_bias` and `attention_out_bias` of a config.json", Instead: "false is", Many: true}
+	ResidualDropout = &Feature{Name: "dropout of residuals in phi3 and seed_oss",
+		Where:   "`resid_pdrop` and `residual_dropout` of a config.json",
 		Instead: "set it to 0 with model.override"}
 	PhiRoPE = &Feature{Name: "other kinds of RoPE scaling in phi3", Where: "`rope_type` of a config.json",
 		Instead: "default and longrope are, as in transformers", Many: true}

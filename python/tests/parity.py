@@ -221,6 +221,23 @@ FAMILIES = {
         "SmolLM3",
         dict(no_rope_layer_interval=2, use_sliding_window=True, sliding_window=6),
     ),
+    "glm": (
+        "Glm",
+        dict(
+            pad_token_id=None,  # the default is an id of the published tokenizer
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.6),
+        ),
+    ),
+    "seed-oss": (
+        "SeedOss",
+        dict(
+            head_dim=10,
+            attention_dropout=0.0,
+            residual_dropout=0.0,
+            mlp_bias=True,
+            pad_token_id=None,  # whose embedding transformers does not train
+        ),
+    ),
     "glm4": (
         "Glm4",
         dict(

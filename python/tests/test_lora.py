@@ -113,6 +113,7 @@ CASES = {
     "gemma3": (["k_proj", "o_proj", "gate_proj", "up_proj"], False),
     "gpt-oss": ("all-linear", False),
     "phi3": ("all-linear", False),
+    "glm": ("all-linear", False),
     "glm4": ("all-linear", True),
     "deepseek-v2": (["q_b_proj", "kv_a_proj_with_mqa", "o_proj"], False),
     "deepseek-v3": (
