@@ -254,6 +254,7 @@ const (
 
 func readFields(r *reader) *Config {
 	c := &Config{raw: r.raw}
+	r.accepts("model_type", "dtype", "torch_dtype")
 	c.ModelType = r.text("model_type", "")
 	if _, given := r.raw["layer_types"]; given && c.ModelType == "mistral" { // as AutoConfig of transformers
 		c.ModelType, r.raw["model_type"] = "ministral", "ministral"
@@ -277,6 +278,7 @@ func readFields(r *reader) *Config {
 		r.unknownType = true
 		return c // the other fields may have a different meaning
 	}
+	c.acceptNulls(r)
 	c.family.setRope(r.raw)
 	c.VocabSize = r.extent("vocab_size", c.family.size("vocab_size", r), maxExtent)
 	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
@@ -286,7 +288,7 @@ func readFields(r *reader) *Config {
 	c.NumHiddenLayers = r.extent("num_hidden_layers", 0, maxLayers)
 	c.NumAttentionHeads = r.extent("num_attention_heads", c.family.size("num_attention_heads", r), 1<<16)
 	keys := c.family.size("num_key_value_heads", r)
-	if keys == 0 {
+	if keys == 0 || r.isNull("num_key_value_heads") {
 		keys = max(c.NumAttentionHeads, 1)
 	}
 	c.NumKeyValueHeads = r.extent("num_key_value_heads", keys, 1<<16)
@@ -317,10 +319,13 @@ func readFields(r *reader) *Config {
 }
 
 func (c *Config) readBiases(r *reader) {
+	if b := c.family.biases; c.family.biasField == "" && (b == noBiases || b == qkvBiases) {
+		r.accepts("attention_bias") // transformers does not have the field
+	}
 	c.AttentionBias = r.flag(c.family.biasName(), c.family.biased)
 	if name := c.family.mlpBias; name != "" {
 		c.MLPBias = r.flag(name, false)
-	} else if r.flag("mlp_bias", false) {
+	} else if r.has("mlp_bias") && r.flag("mlp_bias", false) {
 		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
 	}
 	if c.family.qkNormFlag {
@@ -345,6 +350,9 @@ func (c *Config) readHeads(r *reader) {
 			c.NumKeyValueHeads, c.NumAttentionHeads)
 	}
 	def := c.family.headDim
+	if r.isNull("head_dim") {
+		def = 0
+	}
 	if def == 0 && c.NumAttentionHeads > 0 {
 		def = c.HiddenSize / c.NumAttentionHeads
 		if !r.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
@@ -371,8 +379,8 @@ func (c *Config) readRefused(r *reader) {
 		if c.family.softcaps {
 			break
 		}
-		if x := r.number(name, 0); x != 0 {
-			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.SoftCaps.Instead)
+		if r.has(name) && r.number(name, 0) != 0 {
+			r.fault(status.Unsupported, "%s = %v is not built: %s", name, r.raw[name], notbuilt.SoftCaps.Instead)
 		}
 	}
 	if c.AttentionDropout = r.number("attention_dropout", 0); !(c.AttentionDropout >= 0 && c.AttentionDropout < 1) {

@@ -26,6 +26,9 @@ type reader struct {
 	unknowns []string // faults for unknown fields of nested tables
 
 	unknownType bool // the model type is not built: other fields are not checked
+
+	nested   bool            // a table in another one: null is the same as a missing field
+	optional map[string]bool // fields whose null is no fault
 }
 
 // longest is the length in bytes from which values are abbreviated in messages.
@@ -94,9 +97,10 @@ func (r *reader) ineffective(name, fix string) {
 }
 
 func (r *reader) text(name, def string) string {
-	switch v := r.value(name).(type) {
-	case nil:
+	if r.missing(name) {
 		return def
+	}
+	switch v := r.value(name).(type) {
 	case string:
 		return v
 	default:
@@ -106,9 +110,10 @@ func (r *reader) text(name, def string) string {
 }
 
 func (r *reader) flag(name string, def bool) bool {
-	switch v := r.value(name).(type) {
-	case nil:
+	if r.missing(name) {
 		return def
+	}
+	switch v := r.value(name).(type) {
 	case bool:
 		return v
 	default:
@@ -118,10 +123,10 @@ func (r *reader) flag(name string, def bool) bool {
 }
 
 func (r *reader) number(name string, def float64) float64 {
-	v := r.value(name)
-	if v == nil {
+	if r.missing(name) {
 		return def
 	}
+	v := r.value(name)
 	f, ok := asFloat(v)
 	if !ok || math.IsNaN(f) {
 		r.fault(status.InvalidConfig, "%s = %s: give a number", name, quoted(v))
@@ -141,13 +146,16 @@ func (r *reader) positive(name string, def float64) float64 {
 
 // extent reads a whole number in [1, most]. With def 0, the field is required.
 func (r *reader) extent(name string, def, most int64) int64 {
-	v := r.value(name)
-	if v == nil {
+	if def == 0 { // a null is missing as well
+		r.accepts(name)
+	}
+	if r.missing(name) {
 		if def == 0 {
 			r.fault(status.InvalidConfig, "%s is missing: give a whole number of at least 1", name)
 		}
 		return def
 	}
+	v := r.value(name)
 	n, ok := asInt(v)
 	if !ok || n < 1 || n > most {
 		r.fault(status.InvalidConfig, "%s = %s: give a whole number from 1 to %d", name, quoted(v), most)
@@ -158,10 +166,10 @@ func (r *reader) extent(name string, def, most int64) int64 {
 
 // count reads a whole number in [0, most].
 func (r *reader) count(name string, def, most int64) int64 {
-	v := r.value(name)
-	if v == nil {
+	if r.missing(name) {
 		return def
 	}
+	v := r.value(name)
 	n, ok := asInt(v)
 	if !ok || n < 0 || n > most {
 		r.fault(status.InvalidConfig, "%s = %s: give a whole number from 0 to %d", name, quoted(v), most)
@@ -176,7 +184,7 @@ func (r *reader) table(name string) *reader {
 	case nil:
 		return nil
 	case map[string]any:
-		return &reader{where: r.where, raw: v, seen: map[string]bool{}, strict: r.strict}
+		return &reader{where: r.where, raw: v, seen: map[string]bool{}, strict: r.strict, nested: true}
 	default:
 		r.fault(status.InvalidConfig, "%s = %s: give a table of fields", name, quoted(v))
 		return nil

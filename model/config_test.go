@@ -257,7 +257,7 @@ func TestLocalRope(t *testing.T) {
 	}
 }
 
-// with replaces fields of a JSON object. A field that is null is the same as a missing one.
+// with replaces fields of a JSON object.
 func with(t *testing.T, text, fields string) []byte {
 	t.Helper()
 	var a, b map[string]any
@@ -275,6 +275,17 @@ func with(t *testing.T, text, fields string) []byte {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// lacking removes fields of a JSON object.
+func lacking(t *testing.T, text string, names ...string) string {
+	t.Helper()
+	var fields map[string]any
+	must(json.Unmarshal([]byte(text), &fields))
+	for _, name := range names {
+		delete(fields, name)
+	}
+	return string(must1(json.Marshal(fields)))
 }
 
 // gptOss is a gpt-oss with a dense MLP that has as few fields as possible.
@@ -320,6 +331,7 @@ func TestConfigFaults(t *testing.T) {
 		want         []string
 	}{
 		{qwen2, `"hidden_size": null`, bad, []string{"hidden_size is missing"}},
+		{lacking(t, qwen2, "hidden_size"), ``, bad, []string{"hidden_size is missing"}},
 		{gptOss, `"num_local_experts": 3`, bad,
 			[]string{
 				"num_experts_per_tok = 4, num_local_experts = 3: a token cannot have more experts than there are"}},
@@ -507,7 +519,7 @@ func TestUnbuiltModelFromScratch(t *testing.T) {
 func TestWindows(t *testing.T) {
 	base := map[string]string{"llama": llama31,
 		"mistral":   string(with(t, llama31, `"model_type": "mistral", "num_hidden_layers": 3`)),
-		"ministral": string(with(t, llama31, `"model_type": "ministral", "num_hidden_layers": 3, "head_dim": null`)),
+		"ministral": string(with(t, lacking(t, llama31, "head_dim"), `"model_type": "ministral", "num_hidden_layers": 3`)),
 		"gemma2":    gemma2, "gemma3_text": string(with(t, gemma3, `"num_hidden_layers": 3`)),
 		"qwen2":   string(with(t, qwen2, `"num_hidden_layers": 3`)),
 		"qwen3":   string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`)),

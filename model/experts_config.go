@@ -157,6 +157,7 @@ func readErnie(c *Config, r *reader) {
 // rotated features as their number.
 func readMiniMax(c *Config, r *reader) {
 	readExperts(c, r)
+	r.accepts("rotary_dim")
 	if n := r.count("rotary_dim", 0, 1<<16); n > 0 && r.raw["partial_rotary_factor"] == nil {
 		r.raw["partial_rotary_factor"] = float64(n) / float64(c.HeadDim)
 	}
@@ -170,7 +171,7 @@ func readExperts(c *Config, r *reader) {
 		if !r.has(alias) {
 			continue
 		}
-		if n, _ := asInt(r.raw[names.number]); r.raw[names.number] == nil {
+		if n, _ := asInt(r.raw[names.number]); r.missing(names.number) {
 			number = alias
 		} else if m, _ := asInt(r.raw[alias]); n != m {
 			r.fault(status.InvalidConfig, "%s = %v and %s = %v: they are names of the same number, give one of them",
@@ -293,8 +294,11 @@ func (c *Config) readRouter(r *reader) (method string) {
 	refuse := func(name string, value any) {
 		r.fault(status.Unsupported, "%s = %v is not built: %s", name, value, notbuilt.Routers.Instead)
 	}
+	r.accepts("scoring_func", "moe_layer_freq") // transformers ignores them
 	scoring, methods := "sigmoid", []string{withBias}
-	if !c.family.experts.sigmoid {
+	if c.family.experts.sigmoid {
+		r.accepts("topk_method")
+	} else {
 		scoring, methods = "softmax", []string{greedy, groupGreedy}
 		if c.Experts.Normalize { // the original code would not scale the weights, transformers not normalize them
 			refuse("norm_topk_prob", true)
@@ -382,6 +386,7 @@ func (c *Config) refuseExperts(r *reader) {
 	if c.family.experts != nil {
 		return
 	}
+	r.accepts("num_experts", "num_local_experts") // transformers does not have the fields
 	n, local := r.number("num_experts", 0), r.number("num_local_experts", 0)
 	name := "num_experts"
 	if local > 0 {

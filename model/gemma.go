@@ -39,7 +39,7 @@ func readGemma(c *Config, r *reader) {
 
 // softcap reads the cap of scores or logits. null and 0 are no cap; a field that is missing is def.
 func (r *reader) softcap(name string, def float64) float64 {
-	if v, given := r.raw[name]; given && v == nil {
+	if r.accepts(name); r.isNull(name) {
 		def = 0
 	}
 	x := r.number(name, def)

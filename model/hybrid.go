@@ -56,6 +56,7 @@ func readHybrid(c *Config, r *reader) {
 			"linear_num_value_heads = %d is not a multiple of linear_num_key_heads = %d: correct one of them",
 			c.LinearNumValueHeads, c.LinearNumKeyHeads)
 	}
+	r.accepts("attn_output_gate") // transformers ignores it
 	if !r.flag("attn_output_gate", true) {
 		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: %s", c.ModelType,
 			notbuilt.OutputGates.Instead)

@@ -16,6 +16,9 @@ const originalLength = "original_max_position_embeddings"
 // 4), and how many features of a head are rotated. The sections of multimodal positions are
 // ignored: in text, time, height and width are equal.
 func (c *Config) readRope(r *reader) {
+	if c.family.rotaryShare == 0 {
+		r.accepts("partial_rotary_factor") // the share is 1 in any case
+	}
 	share := r.number("partial_rotary_factor", c.rotaryShare())
 	theta := r.positive("rope_theta", c.family.theta)
 	name, t := ropeTable(r)
