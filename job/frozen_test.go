@@ -50,6 +50,14 @@ func TestFreeze(t *testing.T) {
 		}
 	}
 
+	// In BF16, frozen weights are rounded in memory and not in the model, which is that of export.
+	half := filepath.Join(dir, "half")
+	if _, err := run(2, append(sets, append(inBF16, "parallel.zero=3", "output.dir="+half)...)...); err != nil {
+		t.Fatal(err)
+	}
+	exports(t, filepath.Join(half, "checkpoints"), filepath.Join(dir, "exported half"), "after step 3")
+	alike(t, "frozen in BF16", filepath.Join(dir, "exported half"), filepath.Join(half, "model"))
+
 	drop(t, dir, 2, 3)
 	if _, err := run(4, append(sets, "parallel.ulysses=2", "parallel.zero=1")...); err != nil {
 		t.Fatal(err)

@@ -25,6 +25,7 @@ type session struct {
 	adapters *model.AdapterFolder // lora.init, while the weights are read; nil = none
 	frozen   string               // fingerprint of the weights that are not trained
 	from     string               // checkpoint from which the run resumes; "" = none
+	folder   *model.Folder        // of the model, kept open; nil = closed, or none
 	waited   float64              // report.WaitedForCore before the first step
 	failed   error                // the error that ended the steps early on all ranks
 	why      string               // stopReason, once the run has stopped
@@ -74,7 +75,11 @@ func prepare(e *Env, resume bool) (*session, error) {
 func (s *session) load() (*train.Setup, error) {
 	folder, err := s.openConfig()
 	if folder != nil {
-		defer folder.Close()
+		defer func() {
+			if s.folder == nil {
+				folder.Close()
+			}
+		}()
 	}
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
@@ -235,8 +240,12 @@ func (s *session) fill(folder *model.Folder) error {
 				return err
 			}
 		}
-		if err := folder.Load(s.parts.Model); err != nil || s.Job.LoRA.Rank == 0 {
+		if err := folder.Load(s.parts.Model); err != nil {
 			return err
+		}
+		if s.Job.LoRA.Rank == 0 {
+			s.keep(folder)
+			return nil
 		}
 		if s.adapters != nil {
 			return s.parts.Model.LoadAdapters(s.adapters)
@@ -245,6 +254,15 @@ func (s *session) fill(folder *model.Folder) error {
 	}
 	s.frozen = "drawn from the seed"
 	return s.parts.Model.Init(uint64(s.Job.Seed))
+}
+
+// keep keeps the folder of the model open if the run saves frozen weights, which may be rounded in
+// memory.
+func (s *session) keep(folder *model.Folder) {
+	if s.Job.Kind == "train" && s.Job.Output.Model && s.hasFrozen() {
+		s.folder = folder
+		s.parts.Model.KeepFolder(folder)
+	}
 }
 
 func (s *session) close() {
@@ -258,6 +276,9 @@ func (s *session) close() {
 	s.sampler.free()
 	if s.data != nil {
 		s.data.Close()
+	}
+	if s.folder != nil {
+		s.folder.Close()
 	}
 	s.parts.Free()
 }

@@ -40,6 +40,7 @@ type Model struct {
 	rotations [masks]rotation
 	scale     float64       // of embeddings
 	lora      *LoRA         // nil = no adapters
+	folder    *Folder       // see KeepFolder; nil = none
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
 	targets   []int32 // of the current batch, in host memory

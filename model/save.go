@@ -72,6 +72,11 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 		for _, p := range g.Params {
 			first := lo
 			lo += p.Numel()
+			if m.savesFromFolder(p) {
+				tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape,
+					Read: func(at int64, dst []float32) error { return m.folder.Read(p.Name, at, dst) }})
+				continue
+			}
 			tensors = append(tensors,
 				Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, portions: []int{i},
 					Read: func(at int64, dst []float32) (err error) {
@@ -94,6 +99,15 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 		tensors = append(tensors, m.Config.StoredBiases(m.Biases())...)
 	}
 	return m.Config.InFiles(tensors), func() { s.Close() }, nil
+}
+
+// KeepFolder says that the folder from which the model was loaded stays open. Frozen weights whose
+// type there is not the compute type are saved from it. Every rank calls it, or none does.
+func (m *Model) KeepFolder(f *Folder) { m.folder = f }
+
+// savesFromFolder reports whether a parameter is saved from the folder of KeepFolder.
+func (m *Model) savesFromFolder(p *Param) bool {
+	return m.folder != nil && p.Frozen && m.compute != tensor.F32 && p.stored != m.compute
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with
