@@ -27,7 +27,6 @@ type reader struct {
 
 	unknownType bool // the model type is not built: other fields are not checked
 
-	nested   bool            // a table in another one: null is the same as a missing field
 	optional map[string]bool // fields whose null is no fault
 }
 
@@ -184,7 +183,7 @@ func (r *reader) table(name string) *reader {
 	case nil:
 		return nil
 	case map[string]any:
-		return &reader{where: r.where, raw: v, seen: map[string]bool{}, strict: r.strict, nested: true}
+		return &reader{where: r.where, raw: v, seen: map[string]bool{}, strict: r.strict}
 	default:
 		r.fault(status.InvalidConfig, "%s = %s: give a table of fields", name, quoted(v))
 		return nil

@@ -34,6 +34,27 @@ func TestNullsAreRefused(t *testing.T) {
 	}
 }
 
+// In tables of RoPE's parameters, null is the default of some fields in transformers, which fails
+// with it in others.
+func TestNullsOfRope(t *testing.T) {
+	for _, x := range []struct{ table, name string }{
+		{`"rope_type": "yarn", "factor": 4, "rope_theta": null`, "rope_theta"},
+		{`"rope_type": null, "factor": 4, "rope_theta": 100`, "rope_type"},
+		{`"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": null`, "original_max_position_embeddings"},
+		{`"rope_type": "yarn", "factor": null, "attention_factor": null, "beta_fast": null, "beta_slow": null,
+			"mscale": null, "mscale_all_dim": null, "truncate": null, "partial_rotary_factor": null`, ""},
+	} {
+		_, err := ParseConfig(with(t, lacking(t, llama31, "rope_scaling"), `"rope_parameters": {`+x.table+`}`))
+		if x.name == "" && err == nil {
+			continue
+		}
+		if want := "config.json: rope_parameters." + x.name + " = null: give a value"; status.Of(err) !=
+			status.InvalidConfig || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v\nwant %q", err, want)
+		}
+	}
+}
+
 // Some fields may be null: transformers ignores them, or computes them from other fields.
 func TestNullsAreAccepted(t *testing.T) {
 	for _, x := range []struct{ text, names string }{

@@ -47,7 +47,7 @@ func (r *reader) isNull(name string) bool {
 // missing reports whether a field has no value. A null is a fault, unless the field accepts it:
 // transformers refuses it, or does not take it for the default.
 func (r *reader) missing(name string) bool {
-	if r.isNull(name) && !r.nested && !r.optional[name] {
+	if r.isNull(name) && !r.optional[name] {
 		r.fault(status.InvalidConfig, "%s = null: give a value, or remove the field to have its default", name)
 		r.accepts(name) // one fault is enough
 	}

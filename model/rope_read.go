@@ -16,9 +16,7 @@ const originalLength = "original_max_position_embeddings"
 // 4), and how many features of a head are rotated. The sections of multimodal positions are
 // ignored: in text, time, height and width are equal.
 func (c *Config) readRope(r *reader) {
-	if c.family.rotaryShare == 0 {
-		r.accepts("partial_rotary_factor") // the share is 1 in any case
-	}
+	c.acceptNullShare(r)
 	share := r.number("partial_rotary_factor", c.rotaryShare())
 	theta := r.positive("rope_theta", c.family.theta)
 	name, t := ropeTable(r)
@@ -46,6 +44,13 @@ func (c *Config) readRope(r *reader) {
 	c.checkRope(r, name, &c.Rope)
 	if c.LocalRope != nil {
 		c.checkRope(r, "rope_parameters."+slidingAttention, c.LocalRope)
+	}
+}
+
+// acceptNullShare accepts a null of partial_rotary_factor where the share is 1 in any case.
+func (c *Config) acceptNullShare(r *reader) {
+	if c.family.rotaryShare == 0 {
+		r.accepts("partial_rotary_factor")
 	}
 }
 
@@ -83,6 +88,7 @@ func localTables(r *reader) (name string, full, local *reader) {
 	name = "rope_parameters." + fullAttention
 	if both := r.table("rope_parameters"); both != nil {
 		full, local = both.table(fullAttention), both.table(slidingAttention)
+		both.accepts("truncate")
 		if both.raw["rope_type"] != nil || both.raw["rope_theta"] != nil {
 			both.fault(status.InvalidConfig, "rope_type and rope_theta belong into the tables %s and %s", fullAttention,
 				slidingAttention)
@@ -158,8 +164,12 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 		return rope, share
 	}
 	defer r.adopt(name, t)
+	// As in transformers, null is the default of these; that of factor is the ratio of the lengths.
+	t.accepts("attention_factor", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "truncate", "type")
 	rope.Theta = t.positive("rope_theta", theta)
-	rope.Type = t.text("rope_type", t.text("type", "default"))
+	if rope.Type = t.text("rope_type", t.text("type", "default")); rope.Type != "proportional" {
+		c.acceptNullShare(t)
+	}
 	share = t.number("partial_rotary_factor", share)
 	for _, known := range []string{"mrope_section", "mrope_interleaved"} {
 		t.value(known)
@@ -234,7 +244,7 @@ var scalingFields = []string{"factor", originalLength, "attention_factor", "beta
 func (c *Config) readYarn(t *reader, rope *Rope) {
 	extended := float64(c.MaxPositionEmbeddings) / rope.OriginalMaxPositionEmbeddings
 	if _, given := t.raw["factor"]; given {
-		rope.Factor = t.positive("factor", extended) // null means the ratio of the lengths
+		rope.Factor = t.positive("factor", extended)
 	} else {
 		rope.Factor = t.required("factor")
 	}
