@@ -42,7 +42,7 @@ const qwen35 = `{"model_type": "qwen3_5_text", "attention_bias": false, "attenti
  "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": true,
  "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "vocab_size": 248320}`
 
-const seedOSS = `{"model_type": "seed_oss", "hidden_size": 80, "intermediate_size": 8, "num_hidden_layers": 1,
+const seedOSS = `{"model_type": "seed_oss", "hidden_size": 160, "intermediate_size": 8, "num_hidden_layers": 1,
  "residual_dropout": 0}`
 
 // As Phi-4 is published.
