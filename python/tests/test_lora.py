@@ -245,7 +245,7 @@ class LoRA(unittest.TestCase):
     def test_experts(self) -> None:
         """PEFT loads adapters of models with experts, whose targets it may rename, completely."""
         families = ["mixtral", "qwen3-moe", "qwen3-next", "qwen3.5-moe, stacked"]
-        for family in [*families, "glm4-moe", "ernie-moe", "minimax-m2"]:
+        for family in [*families, "glm4-moe", "ernie-moe", "minimax-m2", "deepseek-v2"]:
             with self.subTest(family), tempfile.TemporaryDirectory() as temporary:
                 folder = pathlib.Path(temporary)
                 source, out = folder / "source", folder / "out"
