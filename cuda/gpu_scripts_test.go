@@ -114,6 +114,14 @@ func TestGPUCheckParts(t *testing.T) {
 		want []string
 	}{
 		"an unknown part": {[]string{"PART=9"}, 2, []string{"there is no part 9; set PART to 1 to 8"}},
+		// bash would read these as -1, the last one; as 3; and as no number: all parts
+		"a negative part": {[]string{"PART=-1"}, 2, []string{"there is no part -1"}},
+		"two parts":       {[]string{"PART=2,3"}, 2, []string{"there is no part 2,3"}},
+		"a part like 08":  {[]string{"PART=08"}, 2, []string{"there is no part 08"}},
+		"an unknown check": {[]string{"CHECKS=comm conformance"}, 2,
+			[]string{"there is no check conformance; CHECKS may have hello device"}},
+		"a part and checks": {[]string{"PART=5", "CHECKS=device"}, 2, []string{"are both set; set one of them"}},
+		"no number":         {[]string{"PART=5", "MINUTES=five"}, 2, []string{"MINUTES=five is not a number"}},
 		// 25 s, of which 15 are for the archive: too little to begin
 		"no time": {[]string{"PART=5", "MINUTES=0.4"}, 1,
 			[]string{"not run, because the part's time is over: comm processes"}},

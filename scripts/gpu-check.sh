@@ -4,30 +4,40 @@
 # gpu-bundle.sh (the archive, or its unpacked folder). It does not need Go. It prints a line for
 # each test when the test ends, then the counts.
 #
-# PART=1 to 8 runs a part of the checks; each part ends within MINUTES (8). CHECKS="conformance
-# comm" selects checks instead. Without both, all checks run, without a limit for the whole.
+# PART=1 to 8 runs a part of the checks; each part ends within MINUTES (8). CHECKS="operations
+# device" selects checks instead. Without both, all checks run, without a limit for the whole.
 #
 #   1  hello device nccl library     5  comm processes
 #   2  operations                    6  jobs
 #   3  attention                     7  sanitizer
 #   4  kernels                       8  warpgroups
 #
-# Exit status: 0 if all checks passed, 1 if some failed or did not run, 2 if PART is wrong, 3 if
-# there is no bundle, 77 if there is no GPU and nothing was checked. The logs are in one archive,
-# $OUT/gpu-check.tar.gz (BUNDLE/logs without OUT), which is written again after each check.
+# Exit status: 0 if all checks passed, 1 if some failed or did not run, 2 if PART, CHECKS or MINUTES
+# is wrong, 3 if there is no bundle, 77 if there is no GPU and nothing was checked. The logs are in
+# one archive, gpu-check.tar.gz or, of a part, gpu-check-PART.tar.gz, in $OUT (BUNDLE/logs without
+# OUT), which is written again after each check.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+
+# Wrong settings end here: with a name that is ignored, a run would pass without its checks.
+parts=([1]="hello device nccl library" [2]=operations [3]=attention [4]=kernels [5]="comm processes" [6]=jobs [7]=sanitizer [8]=warpgroups)
+wrong() { echo "gpu-check: $1" >&2; exit 2; }
+[[ ${MINUTES:-8} =~ ^[0-9]+(\.[0-9]+)?$ ]] || wrong "MINUTES=$MINUTES is not a number"
+if [ -n "${PART:-}" ]; then
+  [[ $PART =~ ^[1-${#parts[@]}]$ ]] || wrong "there is no part $PART; set PART to 1 to ${#parts[@]}"
+  [ -z "${CHECKS:-}" ] || wrong "PART=$PART and CHECKS=\"$CHECKS\" are both set; set one of them"
+  CHECKS=${parts[PART]}
+fi
+for check in ${CHECKS:-}; do
+  [[ " ${parts[*]} " == *" $check "* ]] || wrong "there is no check $check; CHECKS may have ${parts[*]}"
+done
+
 . scripts/gpu-env.sh "${1:-dist/gpu.tar.gz}"
 logs=$bundle/logs/${PART:-all}
 archive=${OUT:-$bundle/logs}/gpu-check${PART:+-$PART}.tar.gz
 rm -rf "$logs" && mkdir -p "$logs" "$(dirname "$archive")"
 passed=0 failed=0 skipped=0 unstarted=
 
-parts=([1]="hello device nccl library" [2]=operations [3]=attention [4]=kernels [5]="comm processes" [6]=jobs [7]=sanitizer [8]=warpgroups)
-if [ -n "${PART:-}" ]; then
-  CHECKS=${parts[$PART]:-}
-  [ -n "$CHECKS" ] || { echo "gpu-check: there is no part $PART; set PART to 1 to ${#parts[@]}" >&2; exit 2; }
-fi
 # Seconds until the end of the part, with time to write the archive.
 end=$(awk -v m="${MINUTES:-8}" 'BEGIN { print int(60 * m) - 15 }')
 left() { if [ -n "${PART:-}" ]; then echo $((end - SECONDS)); else echo 100000; fi; }
