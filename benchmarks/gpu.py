@@ -27,7 +27,8 @@ expected times for an H200 and measures nothing (docs/gpu-performance.md).
 Ours and the peer run in turn as separate processes, so that both run at the same clocks. The
 results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster).
 They are written to gpu-<name of the GPU>.{md,json} after each suite, in $OUT if it is set, or in
-results. Earlier results of other suites, in that file or in results, are kept.
+results. Earlier results of other suites, in that file or in results, are kept. With --cases, the
+results of other cases of a suite are kept as well.
 
 A round starts only if --minutes allow another one; the first always runs. A program that exceeds
 --minutes is ended, and the lines that it has printed count. A case is called less often than
@@ -216,16 +217,23 @@ def measure(a: argparse.Namespace, save) -> None:
         longest = max(longest, time.time() - start)
 
 
-def earlier(files: list[pathlib.Path], suites: set[str]) -> tuple[dict, dict]:
-    """Returns the runs, by suite, and the rows of the other suites in the first file there is."""
+def earlier(files: list[pathlib.Path], now: dict[str, str], measured: dict, some: bool) -> dict:
+    """Returns the content of the first file there is, without what the present run replaces.
+
+    now has the name of the present run of each suite. A run of all cases replaces a suite. A run of
+    some cases replaces what it has measured, and the results of the last run of the same cases.
+    """
     text = next((f.read_text() for f in files if f.exists()), '{"runs": {}, "cases": {}}')
-    kept = json.loads(text)
-    rows = {}
+    kept, rows = json.loads(text), {}
     for name, row in kept["cases"].items():
         suite, *case, op = name.split(" ")
-        if suite not in suites:
-            rows[suite, " ".join(case), op] = row
-    return {s: run for s, run in kept["runs"].items() if s not in suites}, rows
+        key = suite, " ".join(case), op
+        row.setdefault("run", suite)
+        other = some and key not in measured and row["run"] != now.get(suite)
+        if suite not in now or other:
+            rows[key] = row
+    of = {row["run"] for row in rows.values()}
+    return dict(runs={n: run for n, run in kept["runs"].items() if n in of}, cases=rows)
 
 
 def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str:
@@ -245,13 +253,16 @@ def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str
         torch=peer.get("torch"),
         cudnn=peer.get("cudnn"),
     )
-    suites = {k[0] for k in rows}
+    now = {k[0]: f"{k[0]} {a.cases}".strip() for k in rows}
+    for key, row in rows.items():
+        row["run"] = now[key[0]]
     out, file = pathlib.Path(a.out), "gpu-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     out.mkdir(parents=True, exist_ok=True)
     stem = out / file
-    runs, kept = earlier([stem.with_suffix(".json"), HERE / "results" / f"{file}.json"], suites)
-    runs, rows = runs | dict.fromkeys(suites, info), kept | rows
-    runs = {s: runs[s] for s in SUITES if s in runs}
+    files = [stem.with_suffix(".json"), HERE / "results" / f"{file}.json"]
+    kept = earlier(files, now, rows, bool(a.cases))
+    runs, rows = kept["runs"] | dict.fromkeys(now.values(), info), kept["cases"] | rows
+    runs = {n: runs[n] for n in sorted(runs, key=lambda n: SUITES.index(n.split(" ")[0]))}
     stem.with_suffix(".json").write_text(
         json.dumps(
             dict(gpu=name, runs=runs, cases={" ".join(k): r for k, r in rows.items()}), indent=1

@@ -294,3 +294,49 @@ esac`})
 		t.Errorf("a second measurement of a suite does not replace the first one:\n%s", again)
 	}
 }
+
+// TestGPUBenchKeepsCases: a run of some cases keeps the results of the other cases of a suite, each
+// with its conditions, and a run of all cases replaces them.
+func TestGPUBenchKeepsCases(t *testing.T) {
+	withoutGPU(t)
+	programs := scripted(t, map[string]string{"nvidia-smi": "echo stand-in", "python": "exit 77",
+		"bench": `for c in $(echo "${5:-128k}" | tr , ' '); do
+echo '{"peer":"ulysses","case":"llama8b-'$c'","op":"forward+backward","min_s":'$TIME',"median_s":'$TIME',"gflops":4}'
+done`})
+	out := t.TempDir()
+	run := func(cases, seconds string) string {
+		t.Helper()
+		code, said := on(t, programs, nil, "env", "TIME="+seconds, "python3", "../benchmarks/gpu.py", "--suites",
+			"gpu_layer", "--rounds", "1", "--out", out, "--cases", cases, "--ulysses", filepath.Join(programs, "bench"),
+			"--python", filepath.Join(programs, "python"))
+		if code != 0 {
+			t.Fatalf("exit %d\n%s", code, said)
+		}
+		written, err := os.ReadFile(filepath.Join(out, "gpu-stand-in.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(written)
+	}
+	check := func(written string, wanted, unwanted []string) {
+		t.Helper()
+		for _, w := range wanted {
+			if !strings.Contains(written, w) {
+				t.Errorf("%q is not in\n%s", w, written)
+			}
+		}
+		for _, w := range unwanted {
+			if strings.Contains(written, w) {
+				t.Errorf("%q is in\n%s", w, written)
+			}
+		}
+	}
+	run("32k", "0.5")
+	check(run("128k,512k", "0.25"), []string{"|llama8b-32k|forward+backward|500.0",
+		"|llama8b-128k|forward+backward|250.0", "|llama8b-512k|", "gpu_layer 32k", "gpu_layer 128k,512k: driver"}, nil)
+	check(run("32k,128k", "0.125"), []string{"|llama8b-32k|forward+backward|125.0",
+		"|llama8b-128k|forward+backward|125.0", "|llama8b-512k|forward+backward|250.0", "gpu_layer 128k,512k",
+		"gpu_layer 32k,128k: driver"}, []string{"gpu_layer 32k:", "gpu_layer 32k, gpu_layer"})
+	check(run("", "0.0625"), []string{"|llama8b-128k|forward+backward|62.5", "- gpu_layer: driver"},
+		[]string{"512k", "32k"})
+}
