@@ -3,6 +3,7 @@ package train
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -27,11 +28,11 @@ func fits(d device.Device, stage int, plan []model.Component) error {
 		whose = fmt.Sprintf("%s, which %d ranks share, has for each", info.Name, info.Sharing)
 	}
 	if info.Usable() == info.Memory {
-		return within(plan, false, info.Memory, whose, orZero(stage, deviceFix))
+		return within(plan, false, info.Memory, whose, fixOf(d, stage, plan))
 	}
 	whose += fmt.Sprintf(" %.1f MiB, of which contexts, communicators and other processes leave",
 		float64(info.Memory)/mib)
-	err := within(plan, false, info.Free, whose, orZero(stage, deviceFix))
+	err := within(plan, false, info.Free, whose, fixOf(d, stage, plan))
 	if err != nil && model.Bytes(plan) <= info.Memory {
 		err = status.Errorf(status.OutOfMemory, "%w; or end other processes on the GPU (nvidia-smi lists them)", err)
 	}
@@ -62,7 +63,7 @@ func fitsHost(d device.Device, free int64, perNode, stage int, plan []model.Comp
 
 // Fixes of a plan that exceeds a limit.
 const (
-	shorter   = "set a shorter data.sequence or a smaller data.batch, and leave the keys of [memory] and [tile] at \"auto\""
+	shorter   = "set a shorter data.sequence or a smaller data.batch, and leave the keys of activations in [memory] and the keys of [tile] at \"auto\""
 	deviceFix = "use more ranks, or " + shorter
 	hostFix   = "use more nodes, raise memory.host if it is set, or set fewer keys of [memory] to \"offload\""
 )
@@ -74,6 +75,24 @@ func orZero(stage int, fix string) string {
 		return fix
 	}
 	return fmt.Sprintf("divide the training state among the ranks with parallel.zero = 3 (it is %d), %s", stage, fix)
+}
+
+// fixOf returns the fix of a plan that needs more memory than a device may use. If the optimizer's
+// states are in the memory of a GPU, a shorter sequence alone may not be enough, and the host may
+// have room for them. The slots through which they would pass need less memory than they do, unless
+// the model is small.
+func fixOf(d device.Device, stage int, plan []model.Component) string {
+	fix, states := orZero(stage, deviceFix), int64(0)
+	for _, c := range plan {
+		if !c.Host && (strings.Contains(c.Name, "moments") || strings.Contains(c.Name, "master weights")) {
+			states += c.Bytes
+		}
+	}
+	const slots = 2 * 3 * 4 * defaultBucket // master weights and two moments in F32
+	if d.Info().Place == tensor.Host || states <= slots {
+		return fix
+	}
+	return "move the optimizer's states to host memory with memory.optimizer = \"offload\", " + fix
 }
 
 // within returns an error for a plan that exceeds a limit of the device's memory, or of the host's.

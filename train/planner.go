@@ -234,7 +234,7 @@ func (p *planner) refuse(x *Choice) error {
 	all, limit := p.components(), &p.Memory.Config
 	if limit.Device > 0 {
 		if err := within(all, false, units.FromGiB(limit.Device), "memory.device allows",
-			orZero(p.Memory.Stage, deviceFix)); err != nil {
+			fixOf(p.Device, p.Memory.Stage, all)); err != nil {
 			return err
 		}
 	}

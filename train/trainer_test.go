@@ -540,6 +540,39 @@ func TestPlanMustFit(t *testing.T) {
 	}
 }
 
+// If the optimizer's states do not fit into a GPU, the fix names the option that moves them to the
+// host. Small states, for which the slots of this option need more memory, and states of a CPU
+// device stay where they are.
+func TestFixOfStates(t *testing.T) {
+	gpu, err := fake.Open(fake.Options{Memory: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gpu.Close()
+	host, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	const offload = "memory.optimizer = \"offload\""
+	for _, x := range []struct {
+		d     device.Device
+		state model.Component
+		want  bool
+	}{
+		{gpu, model.Component{Name: "first moments, shard", Bytes: 1 << 30}, true},
+		{gpu, model.Component{Name: "expert master weights", Bytes: 1 << 30}, true},
+		{gpu, model.Component{Name: "first moments (host)", Bytes: 1 << 30, Host: true}, false},
+		{gpu, model.Component{Name: "first moments, first slot", Bytes: 4 * defaultBucket}, false},
+		{host, model.Component{Name: "first moments", Bytes: 1 << 30}, false},
+	} {
+		plan := []model.Component{{Name: "gradients", Bytes: 1 << 30}, x.state}
+		if got := fixOf(x.d, 3, plan); strings.Contains(got, offload) != x.want || !strings.HasSuffix(got, deviceFix) {
+			t.Errorf("%s: %s", x.state.Name, got)
+		}
+	}
+}
+
 // When Step returns, the weights are updated: a read on another stream returns the new weights.
 func TestStepIsComplete(t *testing.T) {
 	dataset := config(48, file(t, t.TempDir(), "a.txt", strings.Repeat("to be or not to be. ", 20)))
