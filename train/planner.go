@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strings"
 
 	"ulysses/comm"
 	"ulysses/internal/status"
@@ -185,7 +186,7 @@ func (p *planner) try(some []Choice) error {
 			break
 		}
 		x := most[4*i:]
-		x[0], x[1], x[3] = size[0], size[1], int64(math.Float64bits(p.extra(&some[i], size[1])))
+		x[0], x[1], x[3] = size[0], size[1], int64(math.Float64bits(p.extra(&some[i])))
 		if size[0] > l.device || size[1] > l.host || size[0]+size[1] > l.sum {
 			x[2] = 1
 		}
@@ -401,10 +402,23 @@ const (
 	nodeWrites = 1e9
 )
 
-// extra returns the expected extra time of the choice to which the model is set, with the given
-// bytes on the host, as a fraction of the step: recomputation, the time of copies that does not
-// overlap with computation, and the wait for checkpoints.
-func (p *planner) extra(x *Choice, host int64) float64 {
+// copied returns the bytes that a pass copies between the device and the host: offloaded
+// activations to the host and back, and gradients that are summed on the host. Other bytes on the
+// host, of the optimizer's states and of a copy for checkpoints, are not copied in a pass.
+func (p *planner) copied() int64 {
+	n := 2 * model.HostBytes(p.activations)
+	for _, c := range p.Weights.Components() {
+		if c.Host && strings.Contains(c.Name, "gradients, shard") {
+			n += c.Bytes * min(2, max(1, p.Data.Config.Accumulate)) // the first micro-batch adds to nothing
+		}
+	}
+	return n
+}
+
+// extra returns the expected extra time of the choice to which the model is set, as a fraction of
+// the step: recomputation, the time of copies that does not overlap with computation, and the wait
+// for checkpoints.
+func (p *planner) extra(x *Choice) float64 {
 	tokens, _ := p.MaxTokens()
 	pairs := p.Model.Config.Pairs(tokens)
 	again := p.Model.RecomputeFlops(tokens, pairs) / p.work
@@ -418,9 +432,9 @@ func (p *planner) extra(x *Choice, host int64) float64 {
 		again += wait / float64(p.saver.interval()) / float64(max(1, p.Data.Config.Accumulate)) / pass
 	}
 	if onHost {
-		return again + 2*float64(host)/coreCopies/pass
+		return again + float64(p.copied())/coreCopies/pass
 	}
-	return again + max(0, 2*float64(host)/gpuCopies/pass-1)
+	return again + max(0, float64(p.copied())/gpuCopies/pass-1)
 }
 
 // listed returns the chosen choice and the considered choices for which no other needs at most as

@@ -175,6 +175,34 @@ func TestMemoryIsChosen(t *testing.T) {
 	}
 }
 
+// States of the optimizer in host memory, and a copy of them for checkpoints, are not copied in a
+// pass: they add nothing to the expected time of a choice. Gradients that are summed on the host
+// are copied beside offloaded activations.
+func TestTimeOfHostMemory(t *testing.T) {
+	keep := &Checkpoints{Dir: t.TempDir(), Every: 1, Keep: 1, Model: func(string) error { return nil }}
+	states := Offload{Step: StepStreamed, Bucket: 1000}
+	gradients := states
+	gradients.Gradients = true
+	choice := func(x run) Choice {
+		t.Helper()
+		_, chosen, err := runWith(t, x, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return chosen[0]
+	}
+	for _, x := range []run{{}, {offload: states}, {keep: keep}} {
+		if c := choice(x); c.Extra != 0 || (c.Host > 0) != (x.offload.Step != StepOnDevice || x.keep != nil) {
+			t.Errorf("%+v with %d bytes of the host: %g of a step is added", c.Activations, c.Host, c.Extra)
+		}
+	}
+	offloaded := MemoryConfig{BlockInput: "offload", Attention: "offload", QKV: "offload", MLP: "offload"}
+	alone, beside := choice(run{memory: offloaded, offload: states}), choice(run{memory: offloaded, offload: gradients})
+	if !(alone.Extra > 0 && beside.Extra > alone.Extra) {
+		t.Errorf("copies of activations add %g of a step, with gradients %g", alone.Extra, beside.Extra)
+	}
+}
+
 // With less memory, the chosen plan takes at least as much time and fits, until no choice fits.
 func TestLessMemoryTakesMoreTime(t *testing.T) {
 	o, _, err := runWith(t, run{}, 0)

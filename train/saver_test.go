@@ -111,7 +111,8 @@ func TestCopyIsLeftOut(t *testing.T) {
 			}
 			return n
 		}
-		want, whole, files := train("auto", 100000, 0)
+		const seldom = 1e8 // steps, so that the wait is short beside them
+		want, whole, files := train("auto", seldom, 0)
 		size := copyOf(want)
 		if size == 0 || whole.Waits {
 			t.Fatalf("a copy of %d bytes, choice %+v", size, whole)
@@ -127,8 +128,8 @@ func TestCopyIsLeftOut(t *testing.T) {
 			limit        float64
 			waits, again bool
 		}{
-			{"auto", 100000, limit, true, false}, {"on", 100000, limit, false, true}, {"off", 100000, 0, false, false},
-			{"auto", 1, limit, false, true}, {"", 100000, limit, true, false},
+			{"auto", seldom, limit, true, false}, {"on", seldom, limit, false, true}, {"off", seldom, 0, false, false},
+			{"auto", 1, limit, false, true}, {"", seldom, limit, true, false},
 		} {
 			if on != nil && !x.waits && x.limit > 0 {
 				continue // what is offloaded by the job's word cannot be recomputed instead
