@@ -97,7 +97,7 @@ func TestOffloadedOptimizerIsBitwiseEqual(t *testing.T) {
 				t.Errorf("%+v: norms %v, on the device %v", x.run, got.norms, want.norms)
 			}
 			gradients := slices.ContainsFunc(got.table, func(c model.Component) bool {
-				return c.Name == "gradients, shard (host)"
+				return c.Name == gradientShard+" (host)"
 			})
 			if model.HostBytes(got.table) == 0 || gradients != o.Gradients {
 				t.Errorf("%+v: the table is %v", x.run, got.table)

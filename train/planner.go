@@ -408,7 +408,7 @@ const (
 func (p *planner) copied() int64 {
 	n := 2 * model.HostBytes(p.activations)
 	for _, c := range p.Weights.Components() {
-		if c.Host && strings.Contains(c.Name, "gradients, shard") {
+		if c.Host && strings.Contains(c.Name, gradientShard) {
 			n += c.Bytes * min(2, max(1, p.Data.Config.Accumulate)) // the first micro-batch adds to nothing
 		}
 	}

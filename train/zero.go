@@ -195,6 +195,9 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 	return numel, largest
 }
 
+// gradientShard is the name of the buffer with the sums of gradients.
+const gradientShard = "gradients, shard"
+
 // plan returns the buffers.
 func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	const name = "weights"
@@ -210,7 +213,7 @@ func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	if w.stage == 1 {
 		p = append(p, planned{"gradients", tensor.F32, numel, &w.grads, false})
 	} else {
-		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads, w.Gradients},
+		p = append(p, planned{gradientShard, tensor.F32, w.own, &w.grads, w.Gradients},
 			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0], false},
 			planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1], false})
 	}
