@@ -2,6 +2,8 @@ package train
 
 import (
 	"math"
+	"slices"
+	"strings"
 
 	"ulysses/comm"
 	"ulysses/device"
@@ -9,6 +11,22 @@ import (
 	"ulysses/model"
 	"ulysses/tensor"
 )
+
+// Names of buffers, to which the name of a storage can be added before and after.
+const (
+	gradientShard = "gradients, shard" // sums of gradients
+	masterWeights = "master weights"
+	firstMoments  = "first moments"
+	secondMoments = "second moments"
+)
+
+// isOf reports whether a component has one of these names.
+func isOf(c model.Component, names ...string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return strings.Contains(c.Name, name) })
+}
+
+// isState reports whether a component has states of the optimizer.
+func isState(c model.Component) bool { return isOf(c, masterWeights, firstMoments, secondMoments) }
 
 // planned is a flat buffer to allocate.
 type planned struct {

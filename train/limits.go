@@ -3,7 +3,6 @@ package train
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -84,7 +83,7 @@ func orZero(stage int, fix string) string {
 func fixOf(d device.Device, stage int, plan []model.Component) string {
 	fix, states := orZero(stage, deviceFix), int64(0)
 	for _, c := range plan {
-		if !c.Host && (strings.Contains(c.Name, "moments") || strings.Contains(c.Name, "master weights")) {
+		if !c.Host && isState(c) {
 			states += c.Bytes
 		}
 	}

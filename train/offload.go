@@ -126,11 +126,11 @@ func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, mast
 	host := o.Offloaded()
 	adamw := o.Name == "adamw"
 	if o.hasMasters(compute) {
-		p = append(p, planned{"master weights" + suffix, tensor.F32, n, masters, host})
+		p = append(p, planned{masterWeights + suffix, tensor.F32, n, masters, host})
 	}
 	if adamw {
-		p = append(p, planned{"first moments" + suffix, tensor.F32, n, m, host},
-			planned{"second moments" + suffix, tensor.F32, n, v, host})
+		p = append(p, planned{firstMoments + suffix, tensor.F32, n, m, host},
+			planned{secondMoments + suffix, tensor.F32, n, v, host})
 	}
 	if !host {
 		return p
@@ -151,11 +151,11 @@ func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, mast
 			continue
 		}
 		if o.hasMasters(compute) {
-			p = append(p, planned{"master weights" + name, tensor.F32, o.largest, &x.Master, false})
+			p = append(p, planned{masterWeights + name, tensor.F32, o.largest, &x.Master, false})
 		}
 		if adamw {
-			p = append(p, planned{"first moments" + name, tensor.F32, o.largest, &x.M, false},
-				planned{"second moments" + name, tensor.F32, o.largest, &x.V, false})
+			p = append(p, planned{firstMoments + name, tensor.F32, o.largest, &x.M, false},
+				planned{secondMoments + name, tensor.F32, o.largest, &x.V, false})
 		}
 	}
 	if o.Gradients {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"strings"
 
 	"ulysses/comm"
 	"ulysses/internal/status"
@@ -408,7 +407,7 @@ const (
 func (p *planner) copied() int64 {
 	n := 2 * model.HostBytes(p.activations)
 	for _, c := range p.Weights.Components() {
-		if c.Host && strings.Contains(c.Name, gradientShard) {
+		if c.Host && isOf(c, gradientShard) {
 			n += c.Bytes * min(2, max(1, p.Data.Config.Accumulate)) // the first micro-batch adds to nothing
 		}
 	}

@@ -195,9 +195,6 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 	return numel, largest
 }
 
-// gradientShard is the name of the buffer with the sums of gradients.
-const gradientShard = "gradients, shard"
-
 // plan returns the buffers.
 func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	const name = "weights"
