@@ -124,6 +124,7 @@ func configs(t testing.TB) map[string]*Config {
 			"rope_scaling": map[string]any{"rope_type": "longrope", "original_max_position_embeddings": 8,
 				"short_factor": []any{1, 1, 1, 1, 1},
 				"long_factor":  []any{1, 1.5, 2, 3, 4}}}),
+		"mistral": make(map[string]any{"model_type": "mistral", "head_dim": 8, "sliding_window": 5}),
 		"gemma2": make(map[string]any{"model_type": "gemma2", "head_dim": 6, "num_hidden_layers": 3,
 			"sliding_window":        5,
 			"query_pre_attn_scalar": 9, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}),

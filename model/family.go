@@ -109,6 +109,15 @@ type files struct {
 	pairs   bool        // rotated features that belong together are neighbours in the files
 }
 
+// withImages returns the differences of a multimodal model that has a tower for images.
+func withImages(outer string) files {
+	return files{outer: outer,
+		prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},
+			{"language_model.lm_head.", "lm_head."}},
+		dropped: []string{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+			"model.multi_modal_projector."}}
+}
+
 // biases says which projections of attention have biases.
 type biases uint8
 
@@ -176,7 +185,7 @@ var families = map[string]*family{
 	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: "mlp_bias", eps: 1e-6,
 		theta: 10000, kinds: []string{fullAttention}},
 	"mistral": {class: "MistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
-		theta: 10000, window: 4096, layers: allSlide},
+		theta: 10000, window: 4096, layers: allSlide, files: withImages("mistral3")},
 	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
 		theta: 10000, kinds: softmaxKinds, window: 4096, layers: allSlide},
 	"qwen2": {class: "Qwen2ForCausalLM", norms: preNorms, activation: silu, biases: qkvBiases, eps: 1e-6, theta: 10000,
@@ -305,11 +314,7 @@ var families = map[string]*family{
 		headDim:    256, sizes: map[string]int64{"vocab_size": 262208,
 			"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
 		kinds: softmaxKinds, window: 4096, layers: mostSlide, read: readGemma3, write: writeGemma,
-		files: files{outer: "gemma3",
-			prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},
-				{"language_model.lm_head.", "lm_head."}}, dropped: []string{"vision_tower.", "multi_modal_projector.",
-				"model.vision_tower.",
-				"model.multi_modal_projector."}}},
+		files: withImages("gemma3")},
 	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", norms: preNorms, activation: silu, normCentre: 1, qkNorm: true,
 		outputGate: true, eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
 		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,

@@ -322,6 +322,8 @@ func TestFolderWithVision(t *testing.T) {
 		{"qwen3_5", "qwen3_5", []string{"model.", "model.language_model."}, []string{"model.visual.", "mtp."}},
 		{"gemma3", "gemma3", []string{"model.", "model.language_model."},
 			[]string{"model.vision_tower.", "model.multi_modal_projector."}},
+		{"mistral", "mistral3", []string{"model.", "language_model.model."},
+			[]string{"vision_tower.", "multi_modal_projector."}},
 		{"gemma3", "gemma3", []string{"model.", "language_model.model."},
 			[]string{"vision_tower.", "multi_modal_projector."}},
 	} {

@@ -175,6 +175,7 @@ var ModelTypeReasons = map[string]string{
 	"llama4":   "mixture of experts",
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision",
 	"gemma3":      withoutText,
+	"mistral3":    withoutText,
 	"qwen3_5":     withoutText,
 	"qwen3_5_moe": withoutText,
 	"t5":          "encoder-decoder", "bart": "encoder-decoder",
