@@ -206,11 +206,12 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	_, a := fields["dtype"]
 	_, b := fields["torch_dtype"]
 	r.forced = c.forced || a || b
-	own := &reader{where: "model.override", strict: true}
+	own := &reader{where: "model.override", seen: map[string]bool{}, strict: true}
 	if n, ok := asInt(fields["sliding_window"]); !ok || n != 0 { // 0 removes the window
 		r.checkOwnWindow(own, fields)
 	}
 	r.checkOwnBalance(own, fields)
+	r.checkOwnGroups(own, fields)
 	if err := own.err(); err != nil {
 		return nil, err
 	}

@@ -83,7 +83,15 @@ func TestDeepSeek2Faults(t *testing.T) {
 	}
 	fields["n_group"] = 2
 	if _, err := ConfigFromMap(fields); err == nil || !strings.Contains(err.Error(),
-		`n_group = 2 has no effect in deepseek_v2; remove it, or set topk_method = "group_limited_greedy"`) {
+		`n_group = 2 has no effect with topk_method = "greedy"; remove it, or set topk_method = "group_limited_greedy"`) {
 		t.Error(err)
+	}
+	// What a job overrides has an effect or none by the method of the folder.
+	for base, has := range map[string]bool{deepseekLite: false, string(with(t, deepseekLite, deepseek2Router)): true} {
+		c, err := parse(t, base).Override(map[string]any{"topk_group": 4})
+		if has && (err != nil || c.Experts.KeptGroups != 4) || !has && (err == nil || !strings.Contains(err.Error(),
+			"model.override: topk_group = 4 has no effect")) {
+			t.Errorf("%v %+v", err, c)
+		}
 	}
 }

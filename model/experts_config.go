@@ -256,9 +256,7 @@ func (c *Config) readGroups(r *reader) {
 	e := &c.Experts
 	if method := c.readRouter(r); method == greedy {
 		e.Groups, e.KeptGroups = 1, 1
-		for _, name := range []string{"n_group", "topk_group"} {
-			r.ineffective(name, "remove it, or set topk_method = \""+groupGreedy+"\"")
-		}
+		c.checkOwnGroups(r, r.raw)
 	} else {
 		e.Groups = r.extent("n_group", max(1, c.family.size("n_group", r)), device.MaxGroups)
 		e.KeptGroups = r.extent("topk_group", max(1, c.family.size("topk_group", r)), device.MaxGroups)
@@ -279,6 +277,21 @@ func (c *Config) readGroups(r *reader) {
 		r.fault(status.InvalidConfig,
 			"num_experts_per_tok = %d: the %d groups of topk_group have %d experts; raise topk_group", e.PerToken,
 			e.KeptGroups, e.KeptGroups*(e.Count/e.Groups))
+	}
+}
+
+// checkOwnGroups adds a fault if a job sets groups of experts that have no effect. own has the
+// fields that the job sets.
+func (c *Config) checkOwnGroups(r *reader, own map[string]any) {
+	if names := c.family.experts; names == nil || !names.grouped || names.sigmoid || c.Experts.Groups > 1 {
+		return
+	}
+	for _, name := range []string{"n_group", "topk_group"} {
+		n, given := asInt(own[name])
+		if r.seen[name] = true; r.strict && given && n != 1 && c.raw["topk_method"] != groupGreedy {
+			r.fault(status.InvalidConfig, "%s = %d has no effect with topk_method = %q; remove it, or set topk_method = %q",
+				name, n, greedy, groupGreedy)
+		}
 	}
 }
 
