@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"ulysses/internal/status"
 )
 
 // Dropout of attention drops the same weights on every mesh, with every policy for activations and
@@ -49,5 +51,48 @@ func TestDropoutIsTheSameOnEveryMesh(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A published Seed-OSS has dropout of residuals, which is not built. Only training needs it: the
+// folder is evaluated and continues a text, and init writes a job without it.
+func TestResidualDropout(t *testing.T) {
+	path := fromScratch(t, `
+model_type = "seed_oss"
+vocab_size = 256
+hidden_size = 24
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 3
+num_key_value_heads = 1
+head_dim = 8
+`, "")
+	dir := filepath.Dir(path)
+	t.Chdir(dir)
+	if code, _, errs := call(path, "--set", "train.steps=1", "--set", "optimizer.warmup=0", "-q"); code != status.OK {
+		t.Fatalf("%v: %s", code, errs)
+	}
+	folder := filepath.Join("out", "model")
+	config := filepath.Join(folder, "config.json")
+	put(t, config, strings.Replace(text(t, config), `"residual_dropout": 0.0`, `"residual_dropout": 0.1`, 1))
+
+	of := []string{"--set", "model.new={}", "--set", "model.path=" + folder, "--set", "output.dir=other", "-q"}
+	code, _, errs := call(append([]string{path}, of...)...)
+	if code != status.Unsupported ||
+		!strings.Contains(errs, "residual_dropout = 0.1 is not built for training: set it to 0 with model.override") {
+		t.Errorf("training: %v: %s", code, errs)
+	}
+	if code, _, errs := call(append([]string{"eval", path, folder}, of...)...); code != status.OK {
+		t.Errorf("eval: %v: %s", code, errs)
+	}
+	if code, _, errs := call("generate", folder, "the", "--max-tokens", "2"); code != status.OK {
+		t.Errorf("generate: %v: %s", code, errs)
+	}
+	if code, _, errs := call("init", folder, "-o", "new.toml"); code != status.OK {
+		t.Fatalf("init: %v: %s", code, errs)
+	}
+	put(t, "train.jsonl", `{"text": "the cat sat on the mat, and the dog sat on the log."}`)
+	if code, _, errs := call("plan", "new.toml", "--set", "eval.split=0.0"); code != status.OK {
+		t.Errorf("plan: %v: %s", code, errs)
 	}
 }

@@ -38,6 +38,7 @@ type newJob struct {
 	Type                       string
 	Layers, Width, Heads, Most int64 // Most is the number of positions of the model
 	Sequence                   int64
+	Dropout                    string // the field of config.json with a dropout that is not built; "" = none
 }
 
 // initJob is the verb init. It writes a commented job file that fine-tunes the model folder in
@@ -61,7 +62,7 @@ func initJob(o Options) error {
 		}
 		x.Model, x.Type, x.Layers, x.Width, x.Heads = pathFrom(filepath.Dir(o.output), folder), c.ModelType,
 			c.NumHiddenLayers, c.HiddenSize, c.NumAttentionHeads
-		x.Most = c.Positions()
+		x.Most, x.Dropout = c.Positions(), c.DropsResiduals()
 		x.Sequence = min(x.Most, longestStart)
 	}
 	var b strings.Builder

@@ -49,7 +49,9 @@ type Config struct {
 	LayerTypes []string
 	// probability that a softmax weight becomes 0 in training; an evaluation has no dropout
 	AttentionDropout float64
-	ScoreScale       float64 // of the product of a query and a key; 0 = 1/sqrt(HeadDim)
+	// the same of an element of a sublayer's output, which is not built, see DropsResiduals
+	ResidualDropout float64 `json:"-"`
+	ScoreScale      float64 // of the product of a query and a key; 0 = 1/sqrt(HeadDim)
 	// c > 0: a scaled score, or a logit, x becomes c·tanh(x/c); 0 = off
 	ScoreSoftcap, LogitSoftcap float64
 	Hybrid                             // Qwen3.5 only
@@ -384,10 +386,7 @@ func (c *Config) readRefused(r *reader) {
 			r.fault(status.Unsupported, "%s = %v is not built: %s", name, r.raw[name], notbuilt.SoftCaps.Instead)
 		}
 	}
-	if c.AttentionDropout = r.number("attention_dropout", 0); !(c.AttentionDropout >= 0 && c.AttentionDropout < 1) {
-		r.fault(status.InvalidConfig, "attention_dropout = %v; set a probability of at least 0 and below 1",
-			c.AttentionDropout)
-	}
+	c.readDropouts(r)
 	c.refuseExperts(r)
 	for _, name := range []string{"vision_config", "quantization_config"} {
 		if r.has(name) && !(name == "quantization_config" && c.readPacking(r)) {
@@ -395,6 +394,27 @@ func (c *Config) readRefused(r *reader) {
 				notbuilt.Multimodal.Instead)
 		}
 	}
+}
+
+// readDropouts reads the probabilities of dropout. A new model has none by default.
+func (c *Config) readDropouts(r *reader) {
+	def := c.family.dropout
+	if r.fresh {
+		def = 0
+	}
+	c.AttentionDropout = r.probability("attention_dropout", def)
+	if name := c.family.residualDropout; name != "" {
+		c.ResidualDropout = r.probability(name, def)
+	}
+}
+
+// DropsResiduals returns the field of config.json that makes training drop elements of the outputs
+// of sublayers, which is not built; "" = there is none. Other uses of the model have no dropout.
+func (c *Config) DropsResiduals() string {
+	if c.ResidualDropout == 0 {
+		return ""
+	}
+	return c.family.residualDropout
 }
 
 // storage has the element types by their names in config.json.

@@ -143,6 +143,15 @@ func (r *reader) positive(name string, def float64) float64 {
 	return f
 }
 
+// probability reads a probability below 1.
+func (r *reader) probability(name string, def float64) float64 {
+	x := r.number(name, def)
+	if !(x >= 0 && x < 1) {
+		r.fault(status.InvalidConfig, "%s = %v; set a probability of at least 0 and below 1", name, x)
+	}
+	return x
+}
+
 // extent reads a whole number in [1, most]. With def 0, the field is required.
 func (r *reader) extent(name string, def, most int64) int64 {
 	if def == 0 { // a null is missing as well

@@ -137,6 +137,27 @@ func TestParsePhi(t *testing.T) {
 	}
 }
 
+// Where Seed-OSS has no fields of dropout, transformers drops. A new model does not, and its folder
+// says so.
+func TestParseSeedOss(t *testing.T) {
+	published := parse(t, lacking(t, seedOSS, "residual_dropout"))
+	if published.AttentionDropout != 0.1 || published.DropsResiduals() != "residual_dropout" {
+		t.Errorf("%+v", published)
+	}
+	if c := parse(t, string(with(t, phi4, `"resid_pdrop": 0.2`))); c.DropsResiduals() != "resid_pdrop" {
+		t.Errorf("%+v", c)
+	}
+	fresh, err := ConfigFromMap(small("seed_oss", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []*Config{fresh, parse(t, string(must1(fresh.JSON())))} {
+		if c.AttentionDropout != 0 || c.DropsResiduals() != "" {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 func TestParseHybrid(t *testing.T) {
 	for _, text := range []string{qwen35, qwen35vision} {
 		c := parse(t, text)
@@ -419,11 +440,9 @@ func TestConfigFaults(t *testing.T) {
 			[]string{"rope_parameters.sliding_attention.factor is missing"}},
 		{gemma3, `"rope_local_base_freq": -1`, bad, []string{"rope_local_base_freq = -1"}},
 		{gemma3, `"layer_types": ["linear_attention"]`, no, []string{"full_attention and sliding_attention are"}},
-		{phi4, `"resid_pdrop": 0.1`, no, []string{"resid_pdrop = 0.1 is not built"}},
-		{seedOSS, `"residual_dropout": 0.1`, no, []string{"residual_dropout = 0.1 is not built"}},
+		{phi4, `"resid_pdrop": 1`, bad, []string{"resid_pdrop = 1; set a probability"}},
+		{seedOSS, `"residual_dropout": -0.1`, bad, []string{"residual_dropout = -0.1; set a probability"}},
 		{seedOSS, `"attention_out_bias": true`, no, []string{"attention_out_bias = true is not built"}},
-		{`{"model_type": "seed_oss", "hidden_size": 80, "intermediate_size": 8, "num_hidden_layers": 1}`, `"use_cache": true`,
-			no, []string{"residual_dropout = 0.1 is not built: set it to 0 with model.override"}},
 		{phi4, `"rope_scaling": {"type": "linear", "factor": 2.0}`, no,
 			[]string{`rope_scaling.type = linear is not built for phi3`}},
 		{phi4, `"attention_bias": true`, bad, []string{"attention_bias = true: phi3 has no biases there"}},

@@ -102,6 +102,10 @@ func (c *Config) fields() fields {
 	if c.family.biases == optionalBiases || c.family.biases == optionalQKVBiases {
 		f.put(c.family.biasName(), c.AttentionBias)
 	}
+	if c.family.dropout > 0 { // which transformers has where the fields are missing
+		f.put("attention_dropout", asFloats(c.AttentionDropout))
+		f.put(c.family.residualDropout, asFloats(c.ResidualDropout))
+	}
 	if c.family.qkNormFlag {
 		f.put("use_qk_norm", !c.NoQKNorm)
 	}

@@ -27,6 +27,9 @@ type family struct {
 	softcaps    bool // of scores and logits
 	embedScaled bool // embeddings are multiplied by sqrt(hidden_size)
 
+	residualDropout string  // the field with the probability of dropout of residuals; "" = none
+	dropout         float64 // default of attention_dropout and of this field
+
 	biased      bool             // default of attention_bias
 	biasField   string           // the name of attention_bias; "" = this
 	experts     *expertFields    // nil = the MLPs have no experts
@@ -291,9 +294,11 @@ var families = map[string]*family{
 		experts: &miniMaxExperts, read: readMiniMax, write: writeExperts},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000,
 		rotaryShare: 1, window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3,
-		files: files{fused: []fused{fusedQKV, fusedGateUp}}},
+		residualDropout: "resid_pdrop",
+		files:           files{fused: []fused{fusedQKV, fusedGateUp}}},
 	"seed_oss": {class: "SeedOssForCausalLM", norms: preNorms, activation: silu, biases: optionalQKVBiases,
-		biased: true, mlpBias: "mlp_bias", eps: 1e-6, theta: 10000, headDim: 128,
+		biased: true, mlpBias: "mlp_bias", residualDropout: "residual_dropout", dropout: 0.1, eps: 1e-6, theta: 10000,
+		headDim: 128,
 		sizes: map[string]int64{"vocab_size": 155136, "num_attention_heads": 80, "num_key_value_heads": 8,
 			"max_position_embeddings": 524288},
 		read: readSeedOss},

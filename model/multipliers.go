@@ -33,9 +33,6 @@ func (r *reader) multiplier(name string) float64 {
 // for it.
 func readPhi3(_ *Config, r *reader) {
 	r.ineffective("embd_pdrop", "remove it")
-	if x := r.number("resid_pdrop", 0); x != 0 {
-		r.fault(status.Unsupported, "resid_pdrop = %v is not built: %s", x, notbuilt.ResidualDropout.Instead)
-	}
 	for _, name := range []string{"rope_parameters", "rope_scaling"} {
 		table, _ := r.raw[name].(map[string]any)
 		for _, field := range []string{"rope_type", "type"} {
@@ -56,10 +53,6 @@ func readPhi3(_ *Config, r *reader) {
 
 // readSeedOss reads the fields of Seed-OSS (ByteDance 2025).
 func readSeedOss(_ *Config, r *reader) {
-	// Without the field, transformers has dropout.
-	if x := r.number("residual_dropout", 0.1); x != 0 && (r.has("residual_dropout") || !r.fresh) {
-		r.fault(status.Unsupported, "residual_dropout = %v is not built: %s", x, notbuilt.ResidualDropout.Instead)
-	}
 	if r.flag("attention_out_bias", false) {
 		r.fault(status.Unsupported, "attention_out_bias = true is not built: %s", notbuilt.Biases.Instead)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/model"
 )
@@ -11,6 +12,10 @@ import (
 // Fit applies keys of the job to the configuration of its model, and refuses what does not fit the
 // model.
 func (j *Job) Fit(c *model.Config) error {
+	if name := c.DropsResiduals(); j.Kind == "train" && name != "" {
+		return j.ModelFault(status.Errorf(status.Unsupported, "%s = %v is not built for training: %s", name,
+			c.ResidualDropout, notbuilt.ResidualDropout.Instead))
+	}
 	if key := "optimizer.expert_bias_rate"; j.IsSet(key) {
 		if err := c.AddExpertBias(); err != nil {
 			return j.Errorf(status.InvalidConfig, key, "%v, and %v; remove it", j.Optimizer.ExpertBiasRate, err)
