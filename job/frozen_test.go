@@ -1,14 +1,17 @@
 package job
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 )
 
 // A run that freezes parameters of a folder saves and exports a whole model, in which these are
@@ -106,4 +109,68 @@ func readTensors(t *testing.T, path string) map[string][]float32 {
 		all[e.Name] = x
 	}
 	return all
+}
+
+// In BF16, frozen weights are saved from the model's folder. If its files are written to during the
+// run, they are saved from memory. If the folder is removed, its files are still open.
+func TestFrozenFolderChanges(t *testing.T) {
+	dir, _ := newKept(t)
+	models, err := filepath.Abs("../testdata/goldens/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(weights string) error{
+		"removed":   func(weights string) error { return os.RemoveAll(filepath.Dir(weights)) },
+		"truncated": func(weights string) error { return os.Truncate(weights, 1000) },
+		"overwritten": func(weights string) error {
+			f, err := os.OpenFile(weights, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			info, err := f.Stat()
+			if err == nil {
+				_, err = f.WriteAt(make([]byte, info.Size()/2), info.Size()/2)
+			}
+			return err
+		},
+	} {
+		base, saved := filepath.Join(dir, name), filepath.Join(dir, "saved "+name)
+		if err := os.CopyFS(base, os.DirFS(filepath.Join(models, "qwen3"))); err != nil {
+			t.Fatal(err)
+		}
+		weights := filepath.Join(base, "model.safetensors")
+		before := readTensors(t, weights)
+		var log strings.Builder
+		err := onRanks(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Stdout: io.Discard, Stderr: &log,
+			Sets: append([]string{"model.new={}", "model.path=" + base, `train.freeze=["*proj.weight", "*norm*"]`, "data.tokenizer=bytes",
+				"parallel.zero=3"}, inBF16...)}, func(e *Env) error {
+			s, err := prepare(e, true)
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			if e.Mesh.World.Rank() == 0 {
+				err = change(weights)
+			}
+			if err = comm.Agree(e.Mesh.World, err); err != nil {
+				return err
+			}
+			return s.save(saved)
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		rounded := strings.Count(log.String(), "were changed during the run; frozen weights are saved as rounded to bf16")
+		if want := map[string]int{"truncated": 1, "overwritten": 1}[name]; rounded != want {
+			t.Errorf("%s: %d warnings:\n%s", name, rounded, log.String())
+		}
+		tolerance := 0.0
+		if rounded > 0 {
+			tolerance = 1.0 / 256
+		}
+		for of, x := range readTensors(t, filepath.Join(saved, "model.safetensors")) {
+			near.Relative(t, name+": "+of, x, before[of], tolerance)
+		}
+	}
 }

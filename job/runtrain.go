@@ -205,6 +205,9 @@ func (s *session) save(dir string) error {
 		return err
 	}
 	defer stream.Close()
+	if err := s.checkFolder(); err != nil {
+		return err
+	}
 	portions, err := s.parts.Model.SaveOrder(s.Job.LoRA.Rank == 0) // adapters leave out the frozen model
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return err

@@ -8,10 +8,12 @@ import (
 	"ulysses/data"
 	"ulysses/internal/tfevents"
 	"ulysses/job/assembly"
+	"ulysses/job/file"
 	"ulysses/job/launch"
 	"ulysses/job/plan"
 	"ulysses/job/report"
 	"ulysses/model"
+	"ulysses/tensor"
 	"ulysses/train"
 )
 
@@ -263,6 +265,26 @@ func (s *session) keep(folder *model.Folder) {
 		s.folder = folder
 		s.parts.Model.KeepFolder(folder)
 	}
+}
+
+// checkFolder compares the folder of keep with the one that was read. If its files were written to
+// since, frozen weights are saved from memory. Rank 0 saves, so rank 0 decides. Collective.
+func (s *session) checkFolder() error {
+	if s.folder == nil {
+		return nil
+	}
+	changed := []int64{0}
+	if now, err := s.folder.Fingerprint(); err != nil || now != s.frozen {
+		changed[0] = 1
+	}
+	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(changed, 1), 0); err != nil || changed[0] == 0 {
+		return err
+	}
+	s.parts.Model.KeepFolder(nil)
+	s.Log.Warn().Msgf(
+		"model.path: the weights in %s were changed during the run; frozen weights are saved as rounded to %s",
+		s.folder.Dir, file.DTypeName(s.Compute))
+	return nil
 }
 
 func (s *session) close() {

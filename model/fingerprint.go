@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"os"
 	"path/filepath"
 
 	"ulysses/internal/status"
@@ -13,23 +12,18 @@ import (
 
 // Fingerprint returns a digest of the weights of a folder: names and sizes of the files, and blocks
 // at regular distances in each. It tells a folder from one with other weights without reading all
-// of them. A copy of the folder has the same digest.
+// of them. A copy of the folder has the same digest. The files are the opened ones.
 func (f *Folder) Fingerprint() (string, error) {
 	const blocks, size = 256, 4096
 	h := fnv.New128a()
 	buffer := make([]byte, size)
 	for _, s := range f.files {
 		err := func() error {
-			file, err := os.Open(s.Path)
+			file, err := s.Content()
 			if err != nil {
 				return err
 			}
-			defer file.Close()
-			info, err := file.Stat()
-			if err != nil {
-				return err
-			}
-			n := info.Size()
+			n := file.Size()
 			fmt.Fprintf(h, "%s %d ", filepath.Base(s.Path), n)
 			step := max(size, n/blocks)
 			for at := int64(0); at < n; at += step {

@@ -239,6 +239,15 @@ func (s *Safetensors) checkLayout(size int64) error {
 // Close closes the file.
 func (s *Safetensors) Close() error { return s.file.Close() }
 
+// Content returns the bytes of the file that was opened, also if its name is of another file now.
+func (s *Safetensors) Content() (*io.SectionReader, error) {
+	info, err := s.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return io.NewSectionReader(s.file, 0, info.Size()), nil
+}
+
 // Entries returns the tensors, sorted by name.
 func (s *Safetensors) Entries() []Entry { return s.entries }
 
