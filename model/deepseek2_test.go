@@ -74,6 +74,14 @@ func TestDeepSeek2Faults(t *testing.T) {
 			t.Errorf("%s: %v, want %q", x.fields, err, x.want)
 		}
 	}
+	// The router of groups has no biases, also if a job asks for them.
+	if err := parse(t, string(with(t, deepseekLite, deepseek2Router))).AddExpertBias(); status.Of(err) != no ||
+		!strings.Contains(err.Error(), "biases of experts are not built for deepseek_v2 with n_group = 8") {
+		t.Error(err)
+	}
+	if err := parse(t, deepseekLite).AddExpertBias(); err != nil {
+		t.Error(err)
+	}
 	// Groups have no effect with topk_method = "greedy". A job's own table may not have them.
 	fields := latent(map[string]any{"model_type": "deepseek_v2", "vocab_size": 8, "hidden_size": 8,
 		"intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -31,7 +32,11 @@ type BiasTensor struct {
 // AddExpertBias adds biases of 0 to the experts of a configuration that has none.
 func (c *Config) AddExpertBias() error {
 	if c.SparseLayers() == 0 {
-		return status.Errorf(status.InvalidConfig, "the model has no experts")
+		return status.Errorf(status.InvalidConfig, "the model has no experts; remove it")
+	}
+	if e := &c.Experts; e.Groups > 1 && !e.Sigmoid {
+		return status.Errorf(status.Unsupported, "biases of experts are not built for %s with n_group = %d: %s", c.ModelType,
+			e.Groups, notbuilt.GroupBiases.Instead)
 	}
 	if !c.Experts.Biased {
 		c.Experts.Biased, c.Experts.newBias = true, true

@@ -234,7 +234,7 @@ func readExperts(c *Config, r *reader) {
 	}
 	if e.Biased && e.Groups > 1 {
 		r.fault(status.Unsupported, "use_expert_bias with n_group = %d is not built: %s", e.Groups,
-			notbuilt.Routers.Instead)
+			notbuilt.GroupBiases.Instead)
 	}
 }
 

@@ -34,9 +34,9 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, Routers, SigmoidBalance, RouterNoise, Clamps, Clips, ExpertAdapters,
-		Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates,
-		PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, Biases, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, Routers, GroupBiases, SigmoidBalance, RouterNoise, Clamps, Clips,
+		ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels,
+		OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, Biases, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers,
 		SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -70,9 +70,12 @@ var (
 		Name:  "mixture of experts in other families than mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe_text, olmoe, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5_moe and gpt_oss",
 		Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	Routers = &Feature{Name: "other routers in glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3 and ernie4_5_moe",
-		Where:   "`scoring_func`, `topk_method`, `norm_topk_prob`, `use_expert_bias`, `moe_layer_freq` and `moe_norm_min` of a config.json",
+		Where:   "`scoring_func`, `topk_method`, `norm_topk_prob`, `moe_layer_freq` and `moe_norm_min` of a config.json",
 		Many:    true,
 		Instead: "the published ones are built: scoring_func = \"sigmoid\" with topk_method = \"noaux_tc\", in deepseek_v2 \"softmax\" with \"greedy\" or \"group_limited_greedy\" and norm_topk_prob = false, moe_layer_freq = 1, moe_norm_min = 1e-12"}
+	GroupBiases = &Feature{Name: "biases of experts in deepseek_v2 with groups",
+		Where:   "`use_expert_bias` of a config.json, and `optimizer.expert_bias_rate`",
+		Instead: "set output_router_logits to true to balance the experts", Many: true}
 	SigmoidBalance = &Feature{Name: "the loss that balances experts in minimax_m2",
 		Where:   "`output_router_logits` of a config.json",
 		Instead: "set it to false, and optimizer.expert_bias_rate to balance the experts"}

@@ -18,7 +18,7 @@ func (j *Job) Fit(c *model.Config) error {
 	}
 	if key := "optimizer.expert_bias_rate"; j.IsSet(key) {
 		if err := c.AddExpertBias(); err != nil {
-			return j.Errorf(status.InvalidConfig, key, "%v, and %v; remove it", j.Optimizer.ExpertBiasRate, err)
+			return j.Errorf(status.Of(err), key, "%v, and %v", j.Optimizer.ExpertBiasRate, err)
 		}
 	}
 	return j.checkPositions(c)
