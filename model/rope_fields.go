@@ -160,6 +160,24 @@ func overrideRope(raw, fields map[string]any) {
 	raw[into] = table
 }
 
+// YarnFields returns the fields of the model's YaRN besides type, factor and original length, as in
+// TOML with a comma before each. A table with another factor needs them, because a job's table
+// replaces the whole table of the model.
+func (c *Config) YarnFields() (text string) {
+	var table map[string]any
+	if c.family.localTheta > 0 {
+		table, _ = localParameters(c.raw)
+	} else if _, t := ropeTable(&reader{raw: c.raw, seen: map[string]bool{}}); t != nil {
+		table = t.raw
+	}
+	for _, name := range yarnFields {
+		if x := table[name]; x != nil {
+			text += fmt.Sprintf(", %s = %v", name, x)
+		}
+	}
+	return text
+}
+
 // overrideLocalRope is overrideRope for families in which sliding layers have a RoPE of their own.
 // rope_theta and rope_scaling are for full attention.
 func overrideLocalRope(raw, given map[string]any) {

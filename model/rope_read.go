@@ -241,6 +241,9 @@ var scalingFields = []string{"factor", originalLength, "attention_factor", "beta
 	"mscale_all_dim",
 	"truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"}
 
+// yarnFields are the fields of YaRN besides its factor and original length.
+var yarnFields = []string{"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+
 func (c *Config) readYarn(t *reader, rope *Rope) {
 	extended := float64(c.MaxPositionEmbeddings) / rope.OriginalMaxPositionEmbeddings
 	if _, given := t.raw["factor"]; given {

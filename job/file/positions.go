@@ -60,11 +60,12 @@ func extension(c *model.Config, n int64) string {
 	}
 	switch r.Type {
 	case "default", "yarn":
+		more := ""
 		if r.Type == "yarn" {
-			original = int64(r.OriginalMaxPositionEmbeddings)
+			original, more = int64(r.OriginalMaxPositionEmbeddings), c.YarnFields()
 		}
-		return fmt.Sprintf(`rope_type = "yarn", factor = %s, original_max_position_embeddings = %d`,
-			factor(float64(original)), original)
+		return fmt.Sprintf(`rope_type = "yarn", factor = %s, original_max_position_embeddings = %d%s`,
+			factor(float64(original)), original, more)
 	case "linear", "dynamic":
 		return fmt.Sprintf(`rope_type = %q, factor = %s`, r.Type, factor(float64(original)))
 	case "llama3":
