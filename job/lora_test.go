@@ -269,7 +269,7 @@ func TestLoRAIsRefused(t *testing.T) {
 		{[]string{"kind=eval"}, status.InvalidConfig, "lora.init: missing"},
 		{[]string{"lora.targets=[]"}, status.InvalidConfig, "lora.targets: names no matrices"},
 		{[]string{`lora.targets=["q_proj", "w_proj"]`}, status.InvalidConfig,
-			`lora.targets: "w_proj" matches no module of the model`},
+			`lora.targets: "w_proj" matches no module of the model; name matrices of the layers (down_proj, gate_proj, `},
 		{[]string{`lora.targets=["embed_tokens"]`}, status.InvalidConfig,
 			"lora.targets: model.embed_tokens is not a matrix of a layer"},
 		{[]string{`lora.targets=["proj"]`}, status.InvalidConfig, `"proj" matches no module`},

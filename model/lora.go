@@ -115,8 +115,22 @@ func (m *Model) addAdapters(l *LoRA) error {
 	if i < 0 {
 		return nil
 	}
-	return status.Errorf(status.InvalidConfig, "lora.targets: %s; name matrices of the layers, such as q_proj, or %q",
-		m.unadapted(l.Targets[i]), AllLinear)
+	return status.Errorf(status.InvalidConfig, "lora.targets: %s; name matrices of the layers (%s), or %q",
+		m.unadapted(l.Targets[i]), strings.Join(m.adaptable(), ", "), AllLinear)
+}
+
+// adaptable returns the names of the matrices of the layers that can have adapters.
+func (m *Model) adaptable() []string {
+	var paths []string
+	for _, g := range m.groups[1 : len(m.groups)-1] {
+		for _, w := range g.Params {
+			if w.matrix {
+				path, _, _ := m.Config.moduleInFiles(w.Name)
+				paths = append(paths, path)
+			}
+		}
+	}
+	return moduleNames(paths)
 }
 
 // unadapted says why a target matches no matrix of the layers.
