@@ -105,10 +105,11 @@ func TestGenerateFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, none := filepath.Join(dir, "out"), filepath.Join(dir, "none")
+	step := filepath.Join(out, "checkpoints", "step-00000006")
 	for folder, want := range map[string]string{
 		out:  out + ": no config.json here; name " + filepath.Join(out, "model"),
 		none: "there is no folder " + none + "; give a Hugging Face folder",
-		filepath.Join(out, "checkpoints", "step-00000006"): "no config.json here; give a Hugging Face folder",
+		step: step + ": no config.json here; write the model of its checkpoint with ulysses-mpi export " + step,
 	} {
 		for _, words := range [][]string{{"the"}, {"the", "--chat"}} {
 			code, _, errs := call(append([]string{"generate", folder}, words...)...)
