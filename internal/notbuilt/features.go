@@ -181,6 +181,7 @@ var ModelTypeReasons = map[string]string{
 	"mistral3":    withoutText,
 	"qwen3_5":     withoutText,
 	"qwen3_5_moe": withoutText,
+	"chatglm":     "weights for code of their own; GLM-4-9B is also published as glm, in folders that end with -hf",
 	"t5":          "encoder-decoder", "bart": "encoder-decoder",
 	"mamba": "state space layers", "mamba2": "state space layers",
 }

@@ -224,7 +224,8 @@ FAMILIES = {
     "glm": (
         "Glm",
         dict(
-            pad_token_id=None,  # the default is an id of the published tokenizer
+            pad_token_id=None,  # the defaults are ids of the published tokenizer
+            eos_token_id=1,
             rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.6),
         ),
     ),
