@@ -261,7 +261,7 @@ func (s *session) fill(folder *model.Folder) error {
 // keep keeps the folder of the model open if the run saves frozen weights, which may be rounded in
 // memory.
 func (s *session) keep(folder *model.Folder) {
-	if s.Job.Kind == "train" && s.Job.Output.Model && s.hasFrozen() {
+	if s.Job.Kind == "train" && s.Job.Output.Model && s.hasFrozen() && s.Compute != tensor.F32 {
 		s.folder = folder
 		s.parts.Model.KeepFolder(folder)
 	}

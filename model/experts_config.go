@@ -83,12 +83,9 @@ var (
 		aliases: []string{"num_local_experts", "num_experts"}, normalized: true, sigmoid: true, grouped: true,
 		biased: true, sparse: sparseAfter, sharedCount: "n_shared_experts", misread: true, block: "mlp",
 		gate: "gate_proj", up: "up_proj", down: "down_proj"}
-	deepSeek2Experts = expertFields{number: "n_routed_experts", size: "moe_intermediate_size",
-		aliases: []string{"num_local_experts", "num_experts"}, grouped: true, sparse: sparseAfter,
-		sharedCount: "n_shared_experts", misread: true, block: "mlp", gate: "gate_proj", up: "up_proj",
-		down: "down_proj"}
-	liteExperts  = glmExperts.withSparse(sparseListed)
-	ernieExperts = expertFields{number: "moe_num_experts", size: "moe_intermediate_size",
+	deepSeek2Experts = glmExperts.bySoftmax()
+	liteExperts      = glmExperts.withSparse(sparseListed)
+	ernieExperts     = expertFields{number: "moe_num_experts", size: "moe_intermediate_size",
 		aliases: []string{"num_experts", "num_local_experts"}, perToken: "moe_k", normalize: true,
 		biased: true, biasModule: "moe_statics", sparse: sparseBetween, sharedCount: "moe_num_shared_experts",
 		misread: true, block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
@@ -99,6 +96,13 @@ var (
 		aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 )
+
+// bySoftmax returns the fields of DeepSeek-V2, whose router has a softmax instead of sigmoids, no
+// biases, and weights that are not normalized.
+func (x expertFields) bySoftmax() expertFields {
+	x.sigmoid, x.biased, x.normalized = false, false, false
+	return x
+}
 
 // routerName returns the name of the router in the module.
 func (x *expertFields) routerName() string { return cmp.Or(x.router, "gate") }

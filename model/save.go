@@ -107,7 +107,7 @@ func (m *Model) KeepFolder(f *Folder) { m.folder = f }
 
 // savesFromFolder reports whether a parameter is saved from the folder of KeepFolder.
 func (m *Model) savesFromFolder(p *Param) bool {
-	return m.folder != nil && p.Frozen && m.compute != tensor.F32 && p.stored != m.compute
+	return m.folder != nil && p.Frozen && p.stored != m.compute
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with

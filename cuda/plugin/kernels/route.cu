@@ -68,6 +68,7 @@ __device__ __forceinline__ int expert_at(unsigned long long order) { return (int
 // with the largest sums of their two largest x + bias, otherwise with the largest x. A warp calls
 // it; a lane has a group.
 __device__ __forceinline__ uint32_t keep(const RouteCall &a, const float *x, int lane) {
+  if (a.groups == 1) return 1;
   const int n = (int)a.experts / a.groups;
   unsigned long long order = 0;
   if (lane < a.groups) {
@@ -133,12 +134,12 @@ __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
     if (a.sigmoid) {
       for (int e = lane; e < experts; e += 32) x[e] = sigmoid<float>(x[e]);
       __syncwarp();
-      choose(a, chosen, x, a.groups > 1 ? keep(a, x, lane) : 1, lane);
+      choose(a, chosen, x, keep(a, x, lane), lane);
     } else if (a.bias) {
       softmax(x, experts, lane);
       choose(a, chosen, x, 1, lane);
     } else { // logits differ where their softmax may not
-      choose(a, chosen, x, a.groups > 1 ? keep(a, x, lane) : 1, lane);
+      choose(a, chosen, x, keep(a, x, lane), lane);
       softmax(x, experts, lane);
     }
     __syncwarp();
