@@ -268,17 +268,7 @@ esac`})
 	out := t.TempDir()
 	run := func(suites, seconds string) string {
 		t.Helper()
-		code, said := on(t, programs, nil, "env", "SECONDS_OF_A_COPY="+seconds, "python3", "../benchmarks/gpu.py",
-			"--suites", suites, "--rounds", "1", "--out", out,
-			"--ulysses", filepath.Join(programs, "bench"), "--python", filepath.Join(programs, "python"))
-		if code != 0 {
-			t.Fatalf("exit %d\n%s", code, said)
-		}
-		written, err := os.ReadFile(filepath.Join(out, "gpu-stand-in.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(written)
+		return benched(t, programs, out, "SECONDS_OF_A_COPY="+seconds, "--suites", suites)
 	}
 	run("gpu_ops", "0.5")
 	run("gpu_loss", "0.5")
@@ -295,6 +285,23 @@ esac`})
 	}
 }
 
+// benched runs a round of gpu.py with stand-ins for its programs and a variable for these, and
+// returns the table that it has written to out.
+func benched(t *testing.T, programs, out, variable string, flags ...string) string {
+	t.Helper()
+	command := []string{"env", variable, "python3", "../benchmarks/gpu.py", "--rounds", "1", "--out", out,
+		"--ulysses", filepath.Join(programs, "bench"), "--python", filepath.Join(programs, "python")}
+	code, said := on(t, programs, nil, append(command, flags...)...)
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, said)
+	}
+	written, err := os.ReadFile(filepath.Join(out, "gpu-stand-in.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(written)
+}
+
 // TestGPUBenchKeepsCases: a run of some cases keeps the results of the other cases of a suite, each
 // with its conditions, and a run of all cases replaces them.
 func TestGPUBenchKeepsCases(t *testing.T) {
@@ -306,17 +313,7 @@ done`})
 	out := t.TempDir()
 	run := func(cases, seconds string) string {
 		t.Helper()
-		code, said := on(t, programs, nil, "env", "TIME="+seconds, "python3", "../benchmarks/gpu.py", "--suites",
-			"gpu_layer", "--rounds", "1", "--out", out, "--cases", cases, "--ulysses", filepath.Join(programs, "bench"),
-			"--python", filepath.Join(programs, "python"))
-		if code != 0 {
-			t.Fatalf("exit %d\n%s", code, said)
-		}
-		written, err := os.ReadFile(filepath.Join(out, "gpu-stand-in.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(written)
+		return benched(t, programs, out, "TIME="+seconds, "--suites", "gpu_layer", "--cases", cases)
 	}
 	check := func(written string, wanted, unwanted []string) {
 		t.Helper()
