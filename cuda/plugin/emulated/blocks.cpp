@@ -181,11 +181,19 @@ void reads_operands(bool on) { operands = on; }
 void show_products() { block.thread[block.current].shown++; }
 void fail_kernel(const char *why) { fail(format("thread %u: %s", block.current, why)); }
 
+static bool in_fixed(const unsigned char *p) { return p >= block.fixed && p < block.fixed + block.fixed_bytes; }
+static bool in_dynamic(const unsigned char *p) { return p >= block.shared && p < block.shared + block.shared_bytes; }
+
+void need_global(const void *v, const char *what, const char *file, int line) {
+  auto *p = static_cast<const unsigned char *>(v);
+  if (in_fixed(p) || in_dynamic(p))
+    fail(format("%s of shared memory in %s; it requires global memory", what, where(file, line).c_str()));
+}
+
 bool access(const void *v, Access *now, const char **where) {
   if (!in_kernel()) return false;
   auto *p = static_cast<const unsigned char *>(v);
-  const bool fixed = p >= block.fixed && p < block.fixed + block.fixed_bytes,
-             dynamic = p >= block.shared && p < block.shared + block.shared_bytes;
+  const bool fixed = in_fixed(p), dynamic = in_dynamic(p);
   if (!fixed && !dynamic && !in_heap(v)) return false;
   *where = fixed ? "__shared__ memory" : dynamic ? "dynamic shared memory" : "device memory";
   now->launch = fixed || dynamic ? block.run : block.launch;

@@ -82,6 +82,7 @@ void partial_barrier(int number, int threads, bool wait, const char *file, int l
 void show_products();
 void reads_operands(bool on);
 [[noreturn]] void fail_kernel(const char *why);
+void need_global(const void *p, const char *what, const char *file, int line); // stops at shared memory
 
 template <class T> const void *pointer(const T &v) {
   if constexpr (std::is_pointer<T>::value) return reinterpret_cast<const void *>(v);
@@ -229,14 +230,27 @@ inline void __threadfence_system() {}
 inline void __nanosleep(unsigned) {}
 inline void __trap() { uly_emulated::exchange(0, 0, "__trap", nullptr, 0); }
 
-template <class T> T __ldg(const T *p) { return *p; }
-template <class T> T __ldcs(const T *p) { return *p; }
-template <class T> T __ldcg(const T *p) { return *p; }
-template <class T> T __ldca(const T *p) { return *p; }
-template <class T> T __ldlu(const T *p) { return *p; }
-template <class T> void __stcs(T *p, T v) { *p = v; }
-template <class T> void __stcg(T *p, T v) { *p = v; }
-template <class T> void __stwt(T *p, T v) { *p = v; }
+// The loads and stores with a cache operator require global memory. On a GPU an address of shared
+// memory is an illegal address there.
+#define ULY_EMULATED_LOAD(name)                              \
+  template <class T> T name(const T *p, ULY_EMULATED_HERE) { \
+    uly_emulated::need_global(p, #name, file, line);         \
+    return *p;                                               \
+  }
+#define ULY_EMULATED_STORE(name)                                \
+  template <class T> void name(T *p, T v, ULY_EMULATED_HERE) { \
+    uly_emulated::need_global(p, #name, file, line);            \
+    *p = v;                                                     \
+  }
+ULY_EMULATED_LOAD(__ldg)
+ULY_EMULATED_LOAD(__ldcs)
+ULY_EMULATED_LOAD(__ldcg)
+ULY_EMULATED_LOAD(__ldca)
+ULY_EMULATED_LOAD(__ldlu)
+ULY_EMULATED_STORE(__stcs)
+ULY_EMULATED_STORE(__stcg)
+ULY_EMULATED_STORE(__stwb)
+ULY_EMULATED_STORE(__stwt)
 
 // min and max have CUDA's overloads. For floats they are fminf and fmaxf, which ignore a NaN.
 #define ULY_EMULATED_MINMAX(type)                              \
@@ -255,7 +269,6 @@ inline double max(double a, double b) { return fmax(a, b); }
 
 inline float rsqrtf(float x) { return (float)(1.0 / sqrt((double)x)); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-template <class T> inline void __stwb(T *p, T v) { *p = v; }
 inline float __expf(float x) { return expf(x); }
 inline float __exp2f(float x) { return exp2f(x); }
 inline float __exp10f(float x) { return powf(10.0f, x); }

@@ -34,6 +34,15 @@ __global__ void copy_from(const float *x, bool present) {
   copies.wait<0>();
 }
 
+// stores and loads with a cache operator, which requires global memory
+__global__ void through_cache(float *x, bool fixed) {
+  SHARED(float, tile);
+  __shared__ float own[32];
+  if (x) __stwb(x, __ldcg(x) + 1);
+  else if (fixed) __stwb(own + threadIdx.x, 1.0f);
+  else __stcs(tile + threadIdx.x, 1.0f);
+}
+
 // Misaligned accesses fail, and memory is aligned exactly as on a GPU. A host would accept both.
 void alignment() {
   char *x = device<char>(256), *y = device<char>(1);
@@ -103,6 +112,14 @@ void bounds() {
   FINE(cudaStreamSynchronize(s->s));
   LAUNCH(write_shared, 1, 32, 64, s, 16);
   fails(s, cudaErrorLaunchFailure, {"write_shared", "64 bytes of dynamic shared memory"});
+  s = stream();
+  LAUNCH(through_cache, 1, 32, 128, s, x, false);
+  FINE(cudaStreamSynchronize(s->s));
+  for (bool fixed : {false, true}) {
+    s = stream();
+    LAUNCH(through_cache, 1, 32, 128, s, nullptr, fixed);
+    fails(s, cudaErrorLaunchFailure, {"through_cache", fixed ? "__stwb" : "__stcs", "of shared memory in memory_test.cpp:"});
+  }
 
   // A write of the host beside its memory is not attributed to a kernel.
   float *pinned;

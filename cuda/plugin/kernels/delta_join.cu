@@ -138,7 +138,8 @@ template <bool BACK, int HEAD> __global__ void __launch_bounds__(DELTA_THREADS) 
       for (int c = 0; c < OWN / 4; c++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) own[c][e] += sum[4 * c + e];
-        store<4>(b.at(own_row) + own_column + 4 * c, own[c]);
+        *reinterpret_cast<float4 *>(b.at(own_row) + own_column + 4 * c) =
+            make_float4(own[c][0], own[c][1], own[c][2], own[c][3]);
         if (i > 0) store_flat<4>(to + 4 * c, left - 4 * c, wide, own[c]);
       }
     }
