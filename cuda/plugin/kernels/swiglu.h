@@ -36,17 +36,19 @@ struct Clamped {
 
 // SwiGLUOf has the values of one element that is stored as T.
 template <typename Form, typename T> struct SwiGLUOf {
-  float gate, up, g, u, s;
+  float gate, up, g, u, s, rest;
 
-  __device__ __forceinline__ SwiGLUOf(float gate, float up)
-      : gate(gate), up(up), g(Form::gate(gate)), u(Form::up(up)), s(sigmoid<T>(Form::z(g))) {}
+  __device__ __forceinline__ SwiGLUOf(float gate, float up) : gate(gate), up(up), g(Form::gate(gate)), u(Form::up(up)) {
+    const Sigmoid<T> of(Form::z(g));
+    s = of.s, rest = of.rest;
+  }
 
   __device__ __forceinline__ float y() const { return g * s * u; }
 
   // dgate and dup return the gradients, given ds = s·dy. The derivative of g·s is
-  // s·(1 + g·z'·(1 - s)).
+  // s·(1 + g·z'·(1 - s)). With GELU, g·z' grows as g³, and would multiply the rounding of s.
   __device__ __forceinline__ float dgate(float ds) const {
-    return Form::moves_gate(gate) ? ds * u * fmaf(Form::gz(g), 1.0f - s, 1.0f) : 0.0f;
+    return Form::moves_gate(gate) ? ds * u * fmaf(Form::gz(g), rest, 1.0f) : 0.0f;
   }
   __device__ __forceinline__ float dup(float ds) const { return Form::moves_up(up) ? ds * g : 0.0f; }
 };

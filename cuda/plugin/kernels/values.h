@@ -195,6 +195,18 @@ template <typename T> __device__ __forceinline__ float sigmoid(float x) {
   if constexpr (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-x));
   else return 1.0f / (1.0f + expf(-x));
 }
+// Sigmoid has s = sigmoid(x) and rest = 1 - s. The difference would have the rounding of s: where s
+// is nearly 1, the difference is smaller than that.
+template <typename T> struct Sigmoid {
+  float s, rest;
+  __device__ __forceinline__ explicit Sigmoid(float x) {
+    float e, larger; // e^-|x|, and sigmoid(|x|)
+    if constexpr (sizeof(T) == 2) e = __expf(-fabsf(x)), larger = __fdividef(1.0f, 1.0f + e);
+    else e = expf(-fabsf(x)), larger = 1.0f / (1.0f + e);
+    const float smaller = e * larger;
+    s = x < 0 ? smaller : larger, rest = x < 0 ? larger : smaller;
+  }
+};
 // silu_slope returns the derivative of x·sigmoid(x); s is sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
