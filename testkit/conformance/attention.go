@@ -141,9 +141,10 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	// dP - delta, whose terms cancel for a query with a single key, times a key
 	w[2].terms = g.Scale * rms(x.dout) * rms(x.v) * math.Sqrt(float64(g.Dv)) * rms(x.k)
 	w[3].terms = w[2].terms
-	// score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
+	// Score, scale, difference, exponential, dP - delta, product and sum have a unit each. The
+	// logsumexp is an exponent: a unit of it is a unit of the probabilities for each 1 of its size.
 	for i := range w {
-		w[i].chain = 8 * ulp
+		w[i].chain = ulp * max(8, 7+largestOf(lse))
 		if w[i].gate = 2e-2; i == 0 {
 			w[i].gate = 1e-2
 		}

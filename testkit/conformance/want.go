@@ -168,6 +168,17 @@ func deviation(got, ref []float64) (e float64, fault string) {
 	return delta / size, ""
 }
 
+// largestOf returns the largest magnitude of the finite elements.
+func largestOf(x []float64) float64 {
+	size := 0.0
+	for _, v := range x {
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			size = max(size, math.Abs(v))
+		}
+	}
+	return size
+}
+
 // rms returns the root of the mean square.
 func rms(x []float64) float64 {
 	sum := 0.0
