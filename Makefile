@@ -23,7 +23,7 @@ RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
-  have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-table cuda-libs cuda-matrix mpi-shim lib portable \
+  have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-instructions cuda-table cuda-libs cuda-matrix mpi-shim lib portable \
   check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
   goldens-check figures bench sanitize soak soak-faults fuzz clean
 
@@ -176,6 +176,12 @@ cuda-races: cuda-races-build
 # memory. It takes five minutes.
 cuda-guards: cuda-emulated
 	ULYSSES_TEST_GUARDS=1 $(GO) test ./cuda -count=1 -timeout 0 -run 'TestGuards$$'
+
+# The conformance suite on the instructions of the GPU build, which the emulated plug-in interprets.
+# It takes five minutes. CASES='GatedDelta|Conv1d' runs only these.
+cuda-instructions: cuda cuda-emulated
+	ULYSSES_EMULATED_PTX=$(CURDIR)/build/cuda/ptx/kernels ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/libulysses_cuda_emulated.so \
+	  $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance.*$$/^($(or $(CASES),.*))$$'
 
 # Fetches cuDNN and the libraries that it needs, for checks that need no GPU. The plug-in opens them
 # at run time.

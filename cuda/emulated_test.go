@@ -24,11 +24,14 @@ func TestEmulator(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "emulated_test")
 	compileEmulator(t, append(sources, "-fsanitize=alignment", "-o", program, "-lpthread", "-ldl")...)
 	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment",
-		"devices", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
+		"devices", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse", "ptx"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)
 				c.Env = append(os.Environ(), fmt.Sprint("ULYSSES_EMULATED_SEED=", seed), "ULYSSES_EMULATED_TIMEOUT=20")
+				if name == "ptx" {
+					c.Env = append(c.Env, "ULYSSES_EMULATED_PTX=plugin/emulated/ptx/testdata")
+				}
 				if out, err := c.CombinedOutput(); err != nil {
 					t.Fatalf("seed %d: %v\n%s", seed, err, out)
 				}
@@ -42,9 +45,11 @@ func TestEmulator(t *testing.T) {
 func emulatorSources(t *testing.T) []string {
 	t.Helper()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")
-	if err != nil || len(sources) == 0 {
+	instructions, _ := filepath.Glob("plugin/emulated/ptx/*.cpp")
+	if err != nil || len(sources) == 0 || len(instructions) == 0 {
 		t.Fatal("no sources", err)
 	}
+	sources = append(sources, instructions...)
 	return slices.DeleteFunc(sources, func(s string) bool { return filepath.Base(s) == "libraries.cpp" })
 }
 

@@ -25,10 +25,10 @@ SHELL    := /bin/bash
 shared   := $(wildcard $(SRC)/kernels/*.cu $(SRC)/*.cu)
 kernels  := $(shared) $(wildcard $(SRC)/libraries/*.cu)
 host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/libraries/*.cpp))
-emulator  := $(filter-out %_test.cpp,$(wildcard $(SRC)/emulated/*.cpp))
+emulator  := $(filter-out %_test.cpp,$(wildcard $(SRC)/emulated/*.cpp $(SRC)/emulated/ptx/*.cpp))
 exports  := $(SRC)/exports.map
 
-real: $(OUT)/libulysses_cuda.so
+real: $(OUT)/libulysses_cuda.so $(shared:$(SRC)/%.cu=$(OUT)/ptx/%.ptx)
 emulated: $(OUT)/libulysses_cuda_emulated.so
 races: $(OUT)/races/libulysses_cuda_emulated.so
 
@@ -51,13 +51,17 @@ $(OUT)/real/settings: force | fetch
 # Tests read the instructions of these objects (cuda/built_test.go, cuda/machine_test.go).
 $(OUT)/real/kernels/%.cu.o: flags := --no-compress
 
-# The output of ptxas on registers, local memory and spills is kept, because a test reads it.
-$(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings
-	@mkdir -p $(@D)
+# The output of ptxas on registers, local memory and spills is kept, because a test reads it. The
+# PTX, for Hopper if it is among the GPUs, is kept as well: the emulated plug-in can run it
+# (emulated/ptx).
+$(OUT)/real/%.cu.o $(OUT)/ptx/%.ptx: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings
+	@rm -rf $(OUT)/real/$*.kept && mkdir -p $(OUT)/real/$*.kept $(dir $(OUT)/ptx/$*)
 	@echo 'nvcc $*.cu'
-	@$(NVCC) -std=c++17 -O3 $(GENCODE) $(flags) -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall $(includes) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $< \
-	  > $@.ptxas 2>&1 || { cat $@.ptxas; exit 1; }
-	@grep -E 'warning|error' $@.ptxas || true
+	@$(NVCC) -std=c++17 -O3 $(GENCODE) $(flags) -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall $(includes) -MMD -MP -MF $(OUT)/real/$*.cu.d -MT '$(OUT)/real/$*.cu.o $(OUT)/ptx/$*.ptx' \
+	  --keep --keep-dir $(OUT)/real/$*.kept -c -o $(OUT)/real/$*.cu.o $< > $(OUT)/real/$*.cu.o.ptxas 2>&1 || { cat $(OUT)/real/$*.cu.o.ptxas; exit 1; }
+	@cp $(OUT)/real/$*.kept/*90a.ptx $(OUT)/ptx/$*.ptx 2>/dev/null || cp $$(ls $(OUT)/real/$*.kept/*.ptx | head -n 1) $(OUT)/ptx/$*.ptx
+	@rm -rf $(OUT)/real/$*.kept
+	@grep -E 'warning|error' $(OUT)/real/$*.cu.o.ptxas || true
 
 # cuDNN's frontend is one large unit. It is compiled without its JSON code, which halves the memory
 # of the compiler, and with little optimization.

@@ -19,6 +19,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "runtime.h"
 
@@ -48,9 +49,12 @@ struct Kernel {
 };
 // launch enqueues a kernel. `pointers` has the kernel's parameters that are pointers, and NULL for
 // the others. A pointer to host memory fails the launch, unless a test sets
-// ULYSSES_EMULATED_HOST=1.
+// ULYSSES_EMULATED_HOST=1. `arguments` has the bytes of all parameters if kernels run as PTX
+// instructions, and else nothing.
+typedef std::vector<unsigned char> Argument;
 void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers,
-            int n, std::function<void()> body);
+            int n, std::function<void()> body, std::vector<Argument> arguments);
+bool as_ptx();                   // whether ULYSSES_EMULATED_PTX is set (ptx/run.h)
 unsigned char *dynamic_shared(); // of the current block
 uint64_t random64();
 // range finds the allocation that contains device memory p
@@ -89,21 +93,29 @@ template <class T> const void *pointer(const T &v) {
   else return nullptr;
 }
 
+template <class T> Argument bytes_of(const T &v) {
+  auto *p = reinterpret_cast<const unsigned char *>(&v);
+  return Argument(p, p + sizeof v);
+}
+
 template <class... P, class... A> void call(const char *name, const char *file, int line, void (*kernel)(P...),
                                             dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...a) {
   static_assert(!(std::is_reference<P>::value || ...), "a kernel takes its parameters by value");
   static_assert((std::is_trivially_copyable<P>::value && ...), "a kernel's parameters are copied as bytes");
   std::tuple<std::remove_cv_t<P>...> args{static_cast<P>(std::forward<A>(a))...};
   const void *pointers[sizeof...(P) + 1];
+  std::vector<Argument> arguments;
   std::apply(
       [&](const auto &...v) {
         int i = 0;
         ((pointers[i++] = pointer(v)), ...);
         (void)i;
+        if (as_ptx()) (arguments.push_back(bytes_of(v)), ...);
       },
       args);
-  launch({name, file, line, reinterpret_cast<const void *>(kernel)}, grid, block, shared, s, pointers,
-         (int)sizeof...(P), [kernel, args] { std::apply(kernel, args); });
+  launch(
+      {name, file, line, reinterpret_cast<const void *>(kernel)}, grid, block, shared, s, pointers, (int)sizeof...(P),
+      [kernel, args] { std::apply(kernel, args); }, std::move(arguments));
 }
 
 template <class T> uint64_t pack(T v) {
@@ -237,10 +249,10 @@ inline void __trap() { uly_emulated::exchange(0, 0, "__trap", nullptr, 0); }
     uly_emulated::need_global(p, #name, file, line);         \
     return *p;                                               \
   }
-#define ULY_EMULATED_STORE(name)                                \
+#define ULY_EMULATED_STORE(name)                               \
   template <class T> void name(T *p, T v, ULY_EMULATED_HERE) { \
-    uly_emulated::need_global(p, #name, file, line);            \
-    *p = v;                                                     \
+    uly_emulated::need_global(p, #name, file, line);           \
+    *p = v;                                                    \
   }
 ULY_EMULATED_LOAD(__ldg)
 ULY_EMULATED_LOAD(__ldcs)

@@ -392,6 +392,7 @@ int main(int argc, char **argv) {
       {"races", [](const char *) { races(); }},
       {"warpgroups", [](const char *) { warpgroups(); }},
       {"warpgroup_races", [](const char *) { warpgroup_races(); }},
+      {"ptx", [](const char *) { ptx_instructions(); }},
       {"order", [](const char *) { order(); }},
       {"lazy", [](const char *) { lazy(); }},
       {"processes", processes},

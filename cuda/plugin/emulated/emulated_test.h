@@ -72,13 +72,15 @@ inline __global__ void write_at(float *x, int64_t at) {
   if (threadIdx.x == 0) x[at] = 1;
 }
 
-// Cases in other files: devices_test.cpp, memory_test.cpp, processes_test.cpp, warpgroups_test.cpp.
+// Cases in other files: devices_test.cpp, memory_test.cpp, processes_test.cpp, ptx_test.cpp,
+// warpgroups_test.cpp.
 void bounds();
 void guards();
 void alignment();
 void devices();
 void warpgroups();
 void warpgroup_races();
+void ptx_instructions();
 void processes(const char *self);
 void death(const char *self);
 void late(const char *self);

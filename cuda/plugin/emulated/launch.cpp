@@ -6,6 +6,7 @@
 #include "errors.h"
 #include "heap.h"
 #include "limits.h"
+#include "ptx/run.h"
 #include "settings.h"
 #include "streams.h"
 
@@ -15,7 +16,8 @@ using namespace uly_emulated;
 static std::map<std::pair<int, const void *>, int> allowed_shared;
 
 void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                          const void *const *pointers, int n, std::function<void()> body) {
+                          const void *const *pointers, int n, std::function<void()> body,
+                          std::vector<Argument> arguments) {
   std::unique_lock<std::mutex> held(lock);
   if (!known(stream)) {
     set_error(cudaErrorInvalidResourceHandle);
@@ -58,12 +60,14 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
     set_error(s->failure);
     return;
   }
-  s->queue.push_back({[=, body = std::move(body)]() -> Failure {
+  s->queue.push_back({[=, body = std::move(body), arguments = std::move(arguments)]() -> Failure {
                         std::string text = check_red_zones();
                         if (!text.empty())
                           return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d), something %s", kernel.name,
                                                                   kernel.file, kernel.line, text.c_str())};
-                        if (!skipped()) text = run_grid(kernel, grid, block, shared, body);
+                        if (!skipped())
+                          text = as_ptx() ? ptx::run_grid(kernel, grid, block, shared, arguments)
+                                          : run_grid(kernel, grid, block, shared, body);
                         if (!text.empty()) return {cudaErrorLaunchFailure, text};
                         if (counting()) count_launch(kernel, grid, block, shared);
                         text = check_red_zones();

@@ -118,7 +118,8 @@ void bounds() {
   for (bool fixed : {false, true}) {
     s = stream();
     LAUNCH(through_cache, 1, 32, 128, s, nullptr, fixed);
-    fails(s, cudaErrorLaunchFailure, {"through_cache", fixed ? "__stwb" : "__stcs", "of shared memory in memory_test.cpp:"});
+    fails(s, cudaErrorLaunchFailure,
+          {"through_cache", fixed ? "__stwb" : "__stcs", "of shared memory in memory_test.cpp:"});
   }
 
   // A write of the host beside its memory is not attributed to a kernel.

@@ -1,0 +1,67 @@
+// Kernels that run as the PTX instructions of ptx/testdata. Their C++ is not run.
+#include <math.h>
+
+#include "emulated_test.h"
+
+extern "C" {
+__global__ void ptx_branches(int *x) { *x = -1; }
+__global__ void ptx_faults(float *, int) {}
+__global__ void ptx_values(float *y, float, float) { *y = -1; }
+__global__ void ptx_unknown(int) {}
+__global__ void ptx_absent(int) {}
+}
+
+static void values_of(float a, float b, std::vector<float> want) {
+  Stream *s = stream();
+  float *y = device<float>(8);
+  LAUNCH(ptx_values, 1, 32, 0, s, y, a, b);
+  const std::vector<float> got = read(s, y, 6);
+  FINE(cudaStreamSynchronize(s->s));
+  for (size_t i = 0; i < want.size(); i++) {
+    const bool approximate = i < 2 && fabsf(got[i] - want[i]) <= fabsf(want[i]) * 0x1p-22f;
+    EXPECT(approximate || got[i] == want[i] || (got[i] != got[i] && want[i] != want[i]),
+           "value %zu of %g, %g: %.9g, want %.9g", i, a, b, got[i], want[i]);
+  }
+}
+
+void ptx_instructions() {
+  Stream *s = stream();
+  int *x = device<int>(32);
+  LAUNCH(ptx_branches, 1, 32, 0, s, x);
+  const std::vector<int> got = read(s, x, 32);
+  FINE(cudaStreamSynchronize(s->s));
+  int sum = 0;
+  for (int l = 0; l < 32; l++) sum += l * (l - 1) / 2;
+  for (int l = 0; l < 32; l++) EXPECT(got[l] == l * (l - 1) / 2 + sum, "lane %d: %d", l, got[l]);
+
+  // div.approx, ex2.approx.ftz, fma.rm (·, ·, 1), max, cvt.sat, shl by more than 31
+  values_of(0, 0x1p-30f, {0, 1, 1, 0x1p-30f, 0, 0});
+  values_of(1, 0x1p127f, {0, 2, 0x1p127f, 0x1p127f, 1, 0}); // a divisor beyond 2^126
+  values_of(INFINITY, 0x1p127f, {NAN, INFINITY, INFINITY, INFINITY, 1, 0});
+  values_of(-0x1p-20f, 0x1p-20f, {-1, exp2f(-0x1p-20f), 1 - 0x1p-24f, 0x1p-20f, 0, 0}); // rounded down
+  values_of(-127, NAN, {NAN, 0, NAN, -127, 0, 0});                                  // a denormal result
+
+  float *y = device<float>(100);
+  const std::vector<const char *> words[] = {{"lanes ffff0000", "needs ffffffff"},
+                                             {"4 bytes at address", "not device memory"},
+                                             {"4 bytes at address", "400 bytes from the start"},
+                                             {"not a multiple of 16 bytes"},
+                                             {"before it has waited for a copy"},
+                                             {"division by zero"},
+                                             {"no warp can continue: 1 -"},
+                                             {"4 bytes at 1088 in shared memory, which ends at 1088"},
+                                             {"lanes fffffff0"},
+                                             {"a trap"}};
+  int n = 0;
+  for (auto w : words) {
+    s = stream();
+    LAUNCH(ptx_faults, 1, n == 6 ? 64 : 32, 64, s, y, n);
+    n++;
+    w.push_back("ptx_faults");
+    fails(s, cudaErrorLaunchFailure, w);
+  }
+  LAUNCH(ptx_unknown, 1, 32, 0, s = stream(), 0);
+  fails(s, cudaErrorLaunchFailure, {"cases.ptx", "an unknown instruction: brev.b32"});
+  LAUNCH(ptx_absent, 1, 32, 0, s = stream(), 0);
+  fails(s, cudaErrorLaunchFailure, {"no instructions of ptx_absent"});
+}
