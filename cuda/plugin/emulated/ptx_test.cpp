@@ -39,7 +39,7 @@ void ptx_instructions() {
   values_of(1, 0x1p127f, {0, 2, 0x1p127f, 0x1p127f, 1, 0}); // a divisor beyond 2^126
   values_of(INFINITY, 0x1p127f, {NAN, INFINITY, INFINITY, INFINITY, 1, 0});
   values_of(-0x1p-20f, 0x1p-20f, {-1, exp2f(-0x1p-20f), 1 - 0x1p-24f, 0x1p-20f, 0, 0}); // rounded down
-  values_of(-127, NAN, {NAN, 0, NAN, -127, 0, 0});                                  // a denormal result
+  values_of(-127, NAN, {NAN, 0, NAN, -127, 0, 0});                                      // a denormal result
 
   float *y = device<float>(100);
   const std::vector<const char *> words[] = {{"lanes ffff0000", "needs ffffffff"},

@@ -257,26 +257,25 @@ const Kind plain = Kind::PLAIN, together = Kind::TOGETHER;
 
 #define BINARY(name, letter, type, f) {name, letter letter letter, binary<type, type, type, f<type>>, plain}
 #define UNARY(name, letter, type, f) {name, letter letter, unary<type, type, f<type>>, plain}
-#define INTEGERS(name, f)                                                                                 \
+#define INTEGERS(name, f)                                                                               \
   BINARY(name ".s32", "w", u32, f), BINARY(name ".u32", "w", u32, f), BINARY(name ".s64", "l", u64, f), \
       BINARY(name ".u64", "l", u64, f)
-#define SIGNED(name, f)                                                                                   \
+#define SIGNED(name, f)                                                                                 \
   BINARY(name ".s32", "w", s32, f), BINARY(name ".u32", "w", u32, f), BINARY(name ".s64", "l", s64, f), \
       BINARY(name ".u64", "l", u64, f)
 #define BITS(name, f) \
   BINARY(name ".b16", "h", h16, f), BINARY(name ".b32", "w", u32, f), BINARY(name ".b64", "l", u64, f)
 #define SHIFT(name, letter, type, f) {name, letter letter "w", binary<type, type, u32, f<type>>, plain}
 #define COMPARE(name, letter, type, f) {name, "p" letter letter, compare<type, f<type>>, plain}
-#define COMPARE_INTEGERS(name, f)                                                                             \
-  COMPARE("setp." name ".s16", "h", s16, f), COMPARE("setp." name ".u16", "h", h16, f),                       \
-      COMPARE("setp." name ".s32", "w", s32, f), COMPARE("setp." name ".u32", "w", u32, f),                   \
+#define COMPARE_INTEGERS(name, f)                                                           \
+  COMPARE("setp." name ".s16", "h", s16, f), COMPARE("setp." name ".u16", "h", h16, f),     \
+      COMPARE("setp." name ".s32", "w", s32, f), COMPARE("setp." name ".u32", "w", u32, f), \
       COMPARE("setp." name ".s64", "l", s64, f), COMPARE("setp." name ".u64", "l", u64, f)
-#define COMPARE_BITS(name, f)                                                                                 \
-  COMPARE("setp." name ".b16", "h", h16, f), COMPARE("setp." name ".b32", "w", u32, f),                       \
+#define COMPARE_BITS(name, f)                                                           \
+  COMPARE("setp." name ".b16", "h", h16, f), COMPARE("setp." name ".b32", "w", u32, f), \
       COMPARE("setp." name ".b64", "l", u64, f)
-#define COMPARE_FLOATS(name, f) \
-  COMPARE("setp." name ".f32", "w", f32, f), COMPARE("setp." name ".f64", "l", f64, f)
-#define MOVE(name, type16, type32, type64)                                                              \
+#define COMPARE_FLOATS(name, f) COMPARE("setp." name ".f32", "w", f32, f), COMPARE("setp." name ".f64", "l", f64, f)
+#define MOVE(name, type16, type32, type64) \
   UNARY(name type16, "h", h16, same), UNARY(name type32, "w", u32, same), UNARY(name type64, "l", u64, same)
 #define SELECT(type, letter, register) {"selp." type, letter letter letter "p", select<register>, plain}
 #define PREDICATES(name, f) {name ".pred", "ppp", logic<f<u32>>, plain}

@@ -42,7 +42,6 @@ void pair(Warp &w, const Instruction &i) {
 // by name, and the widths of the registers
 typedef std::map<std::pair<std::string, std::pair<Width, Width>>, Run> Table;
 
-
 Table make() {
   Table t;
   // Sign extension is done by the conversion to the destination's type.

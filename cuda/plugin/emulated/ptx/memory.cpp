@@ -29,9 +29,8 @@ namespace {
 
 enum Space { ANY, GLOBAL, SHARED, PARAMETERS };
 
-template <Space S>
-__attribute__((always_inline)) inline unsigned char *place_at(Warp &w, const Instruction &i, uint64_t address,
-                                                              uint64_t bytes) {
+template <Space S> __attribute__((always_inline)) inline unsigned char *place_at(Warp &w, const Instruction &i,
+                                                                                 uint64_t address, uint64_t bytes) {
   aligned(address, bytes);
   if (S == SHARED) return w.block->shared_at(address, bytes);
   if (S == PARAMETERS) {

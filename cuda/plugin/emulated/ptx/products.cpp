@@ -31,8 +31,7 @@ void transpose(Warp &w, const Instruction &i) { // movmatrix
   uint16_t element[8][8];
   for (unsigned l = 0; l < 32; l++) memcpy(&element[l / 4][l % 4 * 2], &a[l], 4);
   uint32_t *d = w.at<uint32_t>(i.at[0]);
-  for (unsigned l = 0; l < 32; l++)
-    d[l] = (uint32_t)element[l % 4 * 2 + 1][l / 4] << 16 | element[l % 4 * 2][l / 4];
+  for (unsigned l = 0; l < 32; l++) d[l] = (uint32_t)element[l % 4 * 2 + 1][l / 4] << 16 | element[l % 4 * 2][l / 4];
 }
 
 float low(uint32_t pair) { return uly_bits<float>(pair << 16); }
@@ -155,7 +154,8 @@ void issue(Warp &w, const Instruction &i) {
     w.open = true;
     w.products.push_back({(random64() & 1) != 0, {}});
   }
-  const Product p = {&i, held ? (uint64_t)HELD : one_descriptor(w, i.at[sums]), one_descriptor(w, behind[0]), more != 0};
+  const Product p = {&i, held ? (uint64_t)HELD : one_descriptor(w, i.at[sums]), one_descriptor(w, behind[0]),
+                     more != 0};
   Group &g = w.products.back();
   if (g.late) g.products.push_back(p);
   else run_product(w, p);

@@ -482,9 +482,7 @@ const Program &program(const std::string &symbol) {
   const std::string &text = folder.texts.at(it->second.file);
   try {
     p = std::make_unique<Program>(Reader(it->second.file, text).read(it->second.at));
-  } catch (const Fault &f) {
-    throw Fault(it->second.file + ": " + f.what());
-  }
+  } catch (const Fault &f) { throw Fault(it->second.file + ": " + f.what()); }
   return *p;
 }
 

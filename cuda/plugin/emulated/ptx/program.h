@@ -33,18 +33,18 @@ struct Warp;
 struct Instruction {
   void (*run)(Warp &, const Instruction &) = nullptr; // for the lanes of w.now
   Kind kind = Kind::PLAIN;
-  bool negated = false;                     // the guard
-  uint8_t count = 1;                        // elements of a load or a store; columns / 8 of a product
-  Width width = LONG;                       // of the register of an address
-  uint32_t guard = 0;                       // a predicate, if has_guard
+  bool negated = false; // the guard
+  uint8_t count = 1;    // elements of a load or a store; columns / 8 of a product
+  Width width = LONG;   // of the register of an address
+  uint32_t guard = 0;   // a predicate, if has_guard
   bool has_guard = false;
-  uint32_t target = 0;                      // of a branch
-  std::vector<uint32_t> at;                 // operands in their order
-  int64_t offset = 0;                       // of an address
-  uint32_t line = 0;                        // in the file
-  std::string text;                         // unless run is known
-  mutable uint64_t first = 0, last = 0;     // the allocation that it has accessed last: [first, last)
-  mutable uint64_t launch = 0;              // when that was
+  uint32_t target = 0;                  // of a branch
+  std::vector<uint32_t> at;             // operands in their order
+  int64_t offset = 0;                   // of an address
+  uint32_t line = 0;                    // in the file
+  std::string text;                     // unless run is known
+  mutable uint64_t first = 0, last = 0; // the allocation that it has accessed last: [first, last)
+  mutable uint64_t launch = 0;          // when that was
 };
 
 struct Parameter {

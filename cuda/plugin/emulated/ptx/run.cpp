@@ -68,8 +68,8 @@ void come(Warp &w, const Instruction &i) {
     throw Fault(format("barrier %u for %u of %u threads", number, threads, b.threads));
   Barrier &r = b.barriers[number];
   if (r.arrived && r.expected != threads)
-    throw Fault(format("barrier %u for %u threads; others came to it for %u in line %u", number, threads, r.expected,
-                       r.line));
+    throw Fault(
+        format("barrier %u for %u threads; others came to it for %u in line %u", number, threads, r.expected, r.line));
   if (r.came >> w.number & 1) throw Fault(format("a warp comes to barrier %u twice before the others", number));
   r.expected = threads, r.line = i.line;
   r.came |= 1u << w.number;
@@ -208,8 +208,7 @@ void run_block(Block &b, dim3 index, dim3 size) {
     if (ready.empty()) {
       if (!waiting) break;
       std::string text = "no warp can continue:";
-      for (Warp &w : b.warps)
-        text += w.waits >= 0 ? format(" %d", w.waits) : std::string(" -");
+      for (Warp &w : b.warps) text += w.waits >= 0 ? format(" %d", w.waits) : std::string(" -");
       throw Fault(text + " (the barriers at which the warps wait; - has ended)");
     }
     run_warp(b.warps[ready[random_below(ready.size())]], 1 + random_below(4096));
@@ -273,9 +272,10 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared,
     const Steps order(blocks);
     for (uint64_t i = 0; i < blocks; i++) {
       number = order(i);
-      run_block(b, dim3((unsigned)(number % grid.x), (unsigned)(number / grid.x % grid.y),
-                        (unsigned)(number / grid.x / grid.y)),
-                size);
+      run_block(
+          b,
+          dim3((unsigned)(number % grid.x), (unsigned)(number / grid.x % grid.y), (unsigned)(number / grid.x / grid.y)),
+          size);
     }
   } catch (const Fault &f) {
     return format("kernel %s, block %llu: ", kernel.name, (unsigned long long)number) + f.what();

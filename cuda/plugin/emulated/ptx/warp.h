@@ -52,7 +52,7 @@ struct Warp {
   std::vector<Diverged> others;
   uint32_t next = ~0u; // the first instruction of `others`; 0 if some of them are blocked
 
-  int waits = -1;       // barrier at which it waits
+  int waits = -1;        // barrier at which it waits
   uint32_t answer = ~0u; // place of the predicate that it gets there (bar.red)
 
   std::vector<Copy> copies;
