@@ -45,7 +45,7 @@ func TestConformanceOfKernels(t *testing.T) {
 			conformance.RunAttentionFew(t, small)
 			return
 		}
-		conformance.RunSome(t, small, "Attention", "AttentionWide")
+		conformance.RunSome(t, small, "Attention", "AttentionWide", "AttentionOptions")
 	})
 	t.Run("own", func(t *testing.T) {
 		own := opener(Options{Deterministic: true, Kernels: "gemm=naive,attention_forward=own,attention_backward=own"})

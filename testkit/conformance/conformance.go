@@ -39,7 +39,7 @@ func RunSome(t *testing.T, open Opener, names ...string) {
 // RunAttentionFew runs some of the cases of attention, for kernels that differ only in a constant
 // from kernels for which all cases run.
 func RunAttentionFew(t *testing.T, open Opener) {
-	run(t, open, suite{reproducible: true, few: true}, "Attention")
+	run(t, open, suite{reproducible: true, few: true}, "Attention", "AttentionOptions")
 }
 
 // RunAttentionTiled runs the cases of attention in BF16 whose heads have multiples of 16 features,

@@ -40,7 +40,9 @@ func testCopy(s *suite) {
 			s.copyCase(d, shape, layout{inner: 3}, layout{inner: 2, order: []int{1, 0}})
 		}
 	}
-	for _, d := range types { // longer than any block of work
+	for _, d := range types {
+		s.copyCase(d, []int64{130, 99}, dense, layout{order: []int{1, 0}})
+		// longer than any block of work
 		s.copyCase(d, []int64{150001}, dense, shifted)
 		s.copyCase(d, []int64{2, 0, 3}, dense, dense)
 		s.copyCase(d, nil, dense, dense)

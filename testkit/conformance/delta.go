@@ -356,6 +356,7 @@ func deltaCases() []deltaCase {
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 64, Dv: 64, Cu: bounds(130, 48), L2Norm: true, In: 1,
 		Out: 1}, decay: 1, similar: true})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 160, Dv: 20, Cu: one(200), L2Norm: true, In: 1, Out: 1}})
 	for i := range cases {
 		cases[i].Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(cases[i].Dk))
 	}

@@ -11,6 +11,7 @@ import (
 
 func testGatedRMSNorm(s *suite) {
 	for i, shape := range [][]int64{{1, 5}, {3, 2}, {17, 7}, {65, 64}, {7, 65}, {0, 16}, {2, 4097}, {300, 128},
+		{30, 256}, {9, 250}, {3, 1024},
 		{7, 3, 16}, {65, 2, 33}, {40, 3, 128}, {2, 0, 8}, {1500, 17}} {
 		layouts := []layout{dense, padded}
 		if len(shape) == 3 {

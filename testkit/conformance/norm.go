@@ -12,7 +12,7 @@ import (
 var normShapes = [][]int64{{1, 1}, {1, 257}, {3, 2}, {2, 3}, {17, 7}, {100, 63}, {65, 64}, {7, 65}, {257, 100}, {0, 16},
 	{3, 4097}, {300, 192},
 	{7, 3, 16}, {65, 2, 33}, {5, 1, 128}, {2, 0, 8}, {1500, 17}, {40, 256}, {19, 512}, {3, 2048}, {2, 4096}, {2, 8192},
-	{1, 8200}, {40, 3, 128}}
+	{2, 2880}, {2, 6144}, {1, 8200}, {40, 3, 128}}
 
 // eachNorm calls f for each shape, type and layout. next is another layout.
 func (s *suite) eachNorm(f func(i int, shape []int64, d tensor.DType, suffix string, l, next layout)) {
