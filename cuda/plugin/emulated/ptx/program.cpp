@@ -123,6 +123,9 @@ Width width_of(const std::string &type, uint32_t line) {
   throw Fault(format("line %u: a register of type %s", line, type.c_str()));
 }
 Width width_of(char letter) { return letter == 'p' ? PREDICATE : letter == 'h' ? HALF : letter == 'w' ? WORD : LONG; }
+uint32_t type_bytes(const std::string &type) { // .b8, .u32, …
+  return ends(type, "8") ? 1 : ends(type, "16") ? 2 : ends(type, "32") ? 4 : 8;
+}
 size_t table_bytes(Width w) { return w == PREDICATE ? 64 : w == HALF ? 64 : w == WORD ? 128 : 256; }
 
 struct Register {
@@ -180,7 +183,7 @@ class Reader {
     return it->second;
   }
   void parameters(const std::string &text);
-  bool declare_shared(const Statement &s);
+  void declare_shared(const Statement &s);
   void declare(const std::string &text);
   const Register *find(const std::string &name) const {
     for (size_t n = scopes.size(); n-- > 0;)
@@ -188,14 +191,12 @@ class Reader {
     return nullptr;
   }
   bool number(const std::string &s, uint64_t *value) const;
-  Width width(const std::string &operand) const {
-    const Register *r = find(operand);
-    return r ? r->width : WORD;
-  }
   uint32_t operand(const std::string &s, Width w);
   void address(const std::string &s, Instruction *i);
-  void instruction(const std::string &text);
   void operands(Instruction *i, const std::vector<std::string> &all, const char *letters);
+  void access(Instruction *i, const std::vector<std::string> &parts, const std::vector<std::string> &all);
+  void operation(Instruction *i, std::string name, const std::vector<std::string> &all);
+  void instruction(const std::string &text);
 };
 
 void Reader::parameters(const std::string &text) {
@@ -212,7 +213,7 @@ void Reader::parameters(const std::string &text) {
       for (size_t n = 0; n + 1 < words.size(); n++)
         if (words[n] == ".align") alignment = (size_t)atoll(words[n + 1].c_str());
     } else {
-      bytes = alignment = ends(type, "8") ? 1 : ends(type, "16") ? 2 : ends(type, "32") ? 4 : 8;
+      bytes = alignment = type_bytes(type);
     }
     if (!bytes || !alignment) fail("a parameter: " + one);
     p.parameter_bytes = (p.parameter_bytes + alignment - 1) / alignment * alignment;
@@ -222,10 +223,10 @@ void Reader::parameters(const std::string &text) {
   }
 }
 
-// declare_shared reads: [.extern] .shared .align 4 .b8 name[bytes]
-bool Reader::declare_shared(const Statement &s) {
+// declare_shared reads [.extern] .shared .align 4 .b8 name[bytes], and ignores other statements.
+void Reader::declare_shared(const Statement &s) {
   const bool external = starts(s.text, ".extern .shared");
-  if (!external && !starts(s.text, ".shared")) return false;
+  if (!external && !starts(s.text, ".shared")) return;
   line = s.line;
   uint32_t alignment = 1;
   if (const size_t at = s.text.find(".align "); at != std::string::npos)
@@ -233,20 +234,18 @@ bool Reader::declare_shared(const Statement &s) {
   const size_t space = s.text.find_last_of(' ');
   std::string name = trimmed(s.text.substr(space));
   const std::string before = trimmed(s.text.substr(0, space)), type = before.substr(before.find_last_of(' ') + 1);
-  uint32_t bytes = ends(type, "8") ? 1 : ends(type, "16") ? 2 : ends(type, "32") ? 4 : 8;
+  uint32_t bytes = type_bytes(type);
   if (const size_t bracket = name.find('['); bracket != std::string::npos) {
     bytes *= (uint32_t)atoll(name.c_str() + bracket + 1);
     name.resize(bracket);
   }
   if (external) {
     dynamic.push_back({name, alignment});
-    symbols[name] = 0;
-    return true;
+    return;
   }
   p.fixed_shared = (p.fixed_shared + alignment - 1) / alignment * alignment;
   symbols[name] = SHARED_START + p.fixed_shared;
   p.fixed_shared += bytes;
-  return true;
 }
 
 // declare reads: .reg .b32 %r<12>, or .reg .pred p, q
@@ -333,75 +332,78 @@ void Reader::operands(Instruction *i, const std::vector<std::string> &all, const
   }
 }
 
+// access reads ld or st, with a space and with v2 or v4 or without.
+void Reader::access(Instruction *i, const std::vector<std::string> &parts, const std::vector<std::string> &all) {
+  const bool loads = parts[0] == "ld";
+  std::string space;
+  for (size_t n = 1; n + 1 < parts.size(); n++) {
+    if (parts[n] == "v2" || parts[n] == "v4") i->count = (uint8_t)(parts[n][1] - '0');
+    else if (parts[n] == "global" || parts[n] == "shared" || parts[n] == "param") space = parts[n];
+    else if (parts[n] != "wb") return; // the default of stores
+  }
+  std::string values = all[loads ? 0 : 1];
+  if (values[0] == '{') values = values.substr(1, values.size() - 2);
+  const std::vector<std::string> registers = split(values, ',');
+  if (registers.size() != i->count) return;
+  const std::string &type = parts.back();
+  // registers may be wider than the type
+  const Register *r = find(registers[0]);
+  const Width w = r ? r->width : type_bytes(type) <= 2 ? HALF : type_bytes(type) == 4 ? WORD : LONG;
+  if (!loads) address(all[0], i);
+  for (const std::string &value : registers) i->at.push_back(operand(value, w));
+  if (loads) address(all[1], i);
+  i->run = loads ? load(space, type, w) : store(space, type, w);
+}
+
+// operation reads an instruction that has an Operation.
+void Reader::operation(Instruction *i, std::string name, const std::vector<std::string> &all) {
+  if (starts(name, "mov.") && all.size() == 2 && all[0][0] == '{') name.replace(0, 3, "unpack");
+  else if (starts(name, "mov.") && all.size() == 2 && all[1][0] == '{') name.replace(0, 3, "pack");
+  const Operation *o = arithmetic(name);
+  if (!o) o = memory(name);
+  if (!o) o = product(name);
+  if (!o) return;
+  std::string letters = o->operands ? o->operands : "";
+  if (!o->operands) { // wgmma: the columns are in the name, and A is in registers or not
+    const size_t columns = (size_t)atoi(name.c_str() + strlen("wgmma.mma_async.sync.aligned.m64n"));
+    i->count = (uint8_t)(columns / 8);
+    letters = std::string(columns / 2, 'w') + (all.size() > 1 && all[1][0] == '{' ? "wwwwlpwww" : "llpwwww");
+  }
+  operands(i, all, letters.c_str());
+  i->run = o->run, i->kind = o->kind;
+}
+
 void Reader::instruction(const std::string &text) {
   Instruction i;
   i.line = line;
   std::string rest = text;
   if (rest[0] == '@') {
-    size_t end = rest.find_first_of(" \t");
-    i.negated = rest[1] == '!';
+    const size_t end = rest.find_first_of(" \t"), first = rest[1] == '!' ? 2 : 1;
     i.has_guard = true;
-    i.guard = operand(rest.substr(i.negated ? 2 : 1, end - (i.negated ? 2 : 1)), PREDICATE);
+    i.negated = first == 2;
+    i.guard = operand(rest.substr(first, end - first), PREDICATE);
     rest = trimmed(rest.substr(end));
   }
   const size_t end = std::min(rest.find_first_of(" \t\n"), rest.size());
-  std::string name = rest.substr(0, end);
-  const std::vector<std::string> all = split(rest.substr(end), ',');
-  const std::vector<std::string> parts = split(name, '.');
+  const std::string name = rest.substr(0, end);
+  const std::vector<std::string> all = split(rest.substr(end), ','), parts = split(name, '.');
 
   if (parts[0] == "bra") {
     i.kind = Kind::BRANCH;
     branches.push_back({p.code.size(), all.at(0)});
-  } else if (parts[0] == "ret" || parts[0] == "exit") {
+  } else if (parts[0] == "ret") {
     i.kind = Kind::END;
-  } else if (parts[0] == "bar" && parts[1] != "warp") {
-    // bar.sync, bar.arrive, bar.red.or.pred (run.cpp)
+  } else if (name == "bar.sync" || name == "bar.arrive" || name == "bar.red.or.pred") {
     i.kind = Kind::BARRIER;
-    if (name == "bar.red.or.pred") operands(&i, all, "pwp");
-    else operands(&i, all, all.size() == 1 ? "w" : "ww");
-    i.text = name;
+    i.barrier = name == "bar.sync" ? Arrival::WAITS : name == "bar.arrive" ? Arrival::LEAVES : Arrival::ANY;
+    operands(&i, all, i.barrier == Arrival::ANY ? "pwp" : all.size() == 1 ? "w" : "ww");
   } else if ((parts[0] == "ld" || parts[0] == "st") && all.size() == 2) {
-    const bool loads = parts[0] == "ld";
-    std::string space;
-    for (size_t n = 1; n + 1 < parts.size(); n++) {
-      if (parts[n] == "v2" || parts[n] == "v4") i.count = (uint8_t)(parts[n][1] - '0');
-      else if (parts[n] == "global" || parts[n] == "shared" || parts[n] == "param") space = parts[n];
-      else if (parts[n] != "wb") fail("an unknown instruction: " + text);
-    }
-    std::string values = all[loads ? 0 : 1];
-    if (values[0] == '{') values = values.substr(1, values.size() - 2);
-    const std::vector<std::string> registers = split(values, ',');
-    if (registers.size() != i.count) fail("an unknown instruction: " + text);
-    const std::string &type = parts.back();
-    const Width natural = width_of("." + (ends(type, "8") && type.size() == 2 ? std::string("u16") : type), line);
-    const Width w = find(registers[0]) ? find(registers[0])->width : natural;
-    if (!loads) address(all[0], &i);
-    for (const std::string &r : registers) i.at.push_back(operand(r, w));
-    if (loads) address(all[1], &i);
-    i.run = loads ? load(space, type, w) : store(space, type, w);
-  } else if (parts[0] == "cvt") {
-    const Register *into = find(all.at(0)), *from = find(all.at(1));
-    if (!into || !from) fail("an unknown instruction: " + text);
-    for (const std::string &s : all) i.at.push_back(operand(s, find(s)->width));
-    i.run = conversion(name, into->width, from->width);
-  } else if (starts(name, "wgmma.mma_async")) {
-    const Operation *o = product(name);
-    if (!o) fail("an unknown instruction: " + text);
-    const size_t n = (size_t)atoi(name.c_str() + strlen("wgmma.mma_async.sync.aligned.m64n"));
-    const bool held = all.at(1)[0] == '{';
-    i.count = (uint8_t)(n / 8);
-    const std::string letters = std::string(n / 2, 'w') + (held ? "wwwwlpwww" : "llpwwww");
-    operands(&i, all, letters.c_str());
-    i.run = o->run, i.kind = o->kind;
+    access(&i, parts, all);
+  } else if (parts[0] == "cvt" && all.size() > 1 && find(all[0]) && find(all[1])) {
+    for (const std::string &s : all) i.at.push_back(operand(s, find(s) ? find(s)->width : WORD));
+    i.run = conversion(name, find(all[0])->width, find(all[1])->width);
   } else {
-    if (parts[0] == "mov" && !all.at(0).empty() && (all[0][0] == '{' || all.at(1)[0] == '{'))
-      name = (all[0][0] == '{' ? "unpack." : "pack.") + parts[1];
-    const Operation *o = arithmetic(name);
-    if (!o) o = memory(name);
-    if (!o) o = product(name);
-    if (!o) fail("an unknown instruction: " + text);
-    operands(&i, all, o->operands);
-    i.run = o->run, i.kind = o->kind;
+    operation(&i, name, all);
   }
   if (!i.run && (i.kind == Kind::PLAIN || i.kind == Kind::TOGETHER)) fail("an unknown instruction: " + text);
   p.code.push_back(std::move(i));
@@ -409,7 +411,6 @@ void Reader::instruction(const std::string &text) {
 
 Program Reader::read(size_t entry) {
   const size_t open = text.find('(', entry), close = text.find(')', open), body = text.find('{', close);
-  p.name = trimmed(text.substr(entry, open - entry));
   line = 1 + (uint32_t)std::count(text.begin(), text.begin() + (int64_t)open, '\n');
   std::string inside = text.substr(open + 1, close - open - 1);
   std::replace(inside.begin(), inside.end(), '\n', ' ');
@@ -456,7 +457,7 @@ struct Folder {
   explicit Folder(const std::string &path) {
     std::error_code failed;
     for (auto &e : std::filesystem::recursive_directory_iterator(path, failed))
-      if (e.path().extension() == ".ptx") texts[e.path().filename()] = ptx::read(e.path());
+      if (e.path().extension() == ".ptx") texts[e.path().lexically_relative(path)] = ptx::read(e.path());
     for (auto &[file, text] : texts)
       for (size_t at = 0; (at = text.find(".entry ", at)) != std::string::npos;) {
         at += strlen(".entry ");

@@ -29,10 +29,15 @@ enum Width : uint8_t { PREDICATE, HALF, WORD, LONG }; // of a register: 1, 16, 3
 // lanes that have not ended.
 enum class Kind : uint8_t { PLAIN, TOGETHER, BARRIER, BRANCH, END };
 
+// Arrival is how a warp comes to a barrier: bar.sync, bar.arrive, which does not wait, or
+// bar.red.or, which waits and gets whether a predicate is true in any lane.
+enum class Arrival : uint8_t { WAITS, LEAVES, ANY };
+
 struct Warp;
 struct Instruction {
   void (*run)(Warp &, const Instruction &) = nullptr; // for the lanes of w.now
   Kind kind = Kind::PLAIN;
+  Arrival barrier = Arrival::WAITS;
   bool negated = false; // the guard
   uint8_t count = 1;    // elements of a load or a store; columns / 8 of a product
   Width width = LONG;   // of the register of an address
@@ -42,7 +47,6 @@ struct Instruction {
   std::vector<uint32_t> at;             // operands in their order
   int64_t offset = 0;                   // of an address
   uint32_t line = 0;                    // in the file
-  std::string text;                     // unless run is known
   mutable uint64_t first = 0, last = 0; // the allocation that it has accessed last: [first, last)
   mutable uint64_t launch = 0;          // when that was
 };
@@ -65,7 +69,7 @@ enum : uint32_t { SPECIALS = 12, TABLE = 128 };
 enum : uint32_t { SHARED_START = 1024 };
 
 struct Program {
-  std::string file, name;
+  std::string file;
   std::vector<Instruction> code;
   std::vector<Constant> constants;
   std::vector<Parameter> parameters;

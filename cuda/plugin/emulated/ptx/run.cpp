@@ -60,8 +60,7 @@ uint32_t needed(const Warp &w, const Instruction &i) { return i.kind == Kind::TO
 // p, n, q.
 void come(Warp &w, const Instruction &i) {
   Block &b = *w.block;
-  const bool reduces = i.text == "bar.red.or.pred", arrives = i.text == "bar.arrive";
-  if (!reduces && !arrives && i.text != "bar.sync") throw Fault("an unknown barrier: " + i.text);
+  const bool reduces = i.barrier == Arrival::ANY;
   const unsigned first = reduces ? 1 : 0, number = uniform(w, i.at[first], "the barrier");
   const unsigned threads = !reduces && i.at.size() > 1 ? uniform(w, i.at[1], "the barrier's threads") : b.threads;
   if (number > 15 || threads % 32 || !threads || threads > b.threads)
@@ -76,7 +75,7 @@ void come(Warp &w, const Instruction &i) {
   r.arrived += 32;
   if (reduces) r.any |= (w.predicate(i.at[2]) & w.now) != 0;
   w.answer = reduces ? i.at[0] : ~0u;
-  if (!arrives) w.waits = (int)number;
+  if (i.barrier != Arrival::LEAVES) w.waits = (int)number;
   if (r.arrived < r.expected) return;
   for (Warp &o : b.warps)
     if (o.waits == (int)number) {
