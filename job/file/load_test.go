@@ -282,7 +282,7 @@ func TestFaults(t *testing.T) {
 		want      []string // exactly these lines, each containing the text
 	}{
 		{name: "unknown keys", code: status.InvalidConfig,
-			src: base + "sequnce = 8\nmax_length = 9\nfrobnicate = 1\n[train]\nmax_grad_norm = 1.0\nweight_decay = 0.1\n[optimiser]\nlr = 1\nlearning_rate = 2\n[parallel]\nsp_size = 2\n",
+			src: base + "sequnce = 8\nmax_length = 9\nfrobnicate = 1\n[train]\nmax_grad_norm = 1.0\nweight_decay = 0.1\n[optimiser]\nlr = 1\nlearning_rate = 2\n[parallel]\nsp_size = 2\n[device]\ntype = \"cuda\"\n",
 			want: []string{"job.toml:5: data.sequnce: unknown key; did you mean data.sequence?",
 				"job.toml:6: data.max_length: unknown key; use data.sequence",
 				"job.toml:7: data.frobnicate: unknown key; the keys of [data] are accumulate, add_bos, add_eos",
@@ -290,7 +290,8 @@ func TestFaults(t *testing.T) {
 				"job.toml:10: train.weight_decay: unknown key; did you mean optimizer.weight_decay?",
 				"job.toml:11: optimiser: unknown table; did you mean [optimizer]?",
 				"job.toml:13: optimiser.learning_rate: unknown key; use optimizer.lr",
-				"job.toml:15: parallel.sp_size: unknown key; use parallel.ulysses"}},
+				"job.toml:15: parallel.sp_size: unknown key; use parallel.ulysses",
+				"job.toml:17: device.type: unknown key; use device.backend"}},
 		{name: "top level", code: status.InvalidConfig,
 			src: "kinds = \"train\"\nsteps = 5\ngradient_accumulation_steps = 4\n[nonsense]\na = 1\n" + base,
 			want: []string{":1: kinds: unknown key; did you mean kind?",

@@ -62,6 +62,8 @@ var foreign = map[string]struct{ ours, remark string }{
 	"mixed_precision": {"device.dtype", ""}, "num_threads": {"device.threads", ""},
 	"omp_num_threads":  {"device.threads", ""},
 	"full_determinism": {"device.deterministic", ""}, "device_type": {"device.backend", ""},
+	"device.type": {"device.backend", ""}, "device.kind": {"device.backend", ""}, "device.name": {"device.backend", ""},
+	"device.device":      {"device.backend", ""},
 	"model_name_or_path": {"model.path", ""}, "model_name": {"model.path", ""},
 	"pretrained_model_name_or_path": {"model.path", ""}, "name_or_path": {"model.path", ""},
 	"base_model": {"model.path", ""},
