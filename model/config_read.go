@@ -216,6 +216,12 @@ var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token
 	"mtp_num_hidden_layers",
 	"mtp_use_dedicated_embeddings"}
 
+// elsewhere has fields of other programs for training, and what has their effect here.
+var elsewhere = map[string]string{
+	"aux_loss_alpha": "set output_router_logits = true and router_aux_loss_coef",
+	"seq_aux":        "remove it; the loss that balances experts is over all tokens of a step",
+}
+
 // unknown adds a fault for each field that is not known, with the known field that is closest.
 func (r *reader) unknown() {
 	if r.unknownType {
@@ -231,7 +237,9 @@ func (r *reader) unknown() {
 				best, least = known, d
 			}
 		}
-		if best != "" {
+		if instead := elsewhere[name]; instead != "" {
+			r.fault(status.InvalidConfig, "%s: unknown field; %s", name, instead)
+		} else if best != "" {
 			r.fault(status.InvalidConfig, "%s: unknown field; did you mean %s?", name, best)
 		} else {
 			r.fault(status.InvalidConfig, "%s: unknown field; remove it", name)

@@ -102,4 +102,10 @@ func TestDeepSeek2Faults(t *testing.T) {
 			t.Errorf("%v %+v", err, c)
 		}
 	}
+	// the published fields of a loss that another field sets here
+	if _, err := parse(t, deepseekLite).Override(map[string]any{"aux_loss_alpha": 0.002}); err == nil ||
+		!strings.Contains(err.Error(),
+			"aux_loss_alpha: unknown field; set output_router_logits = true and router_aux_loss_coef") {
+		t.Error(err)
+	}
 }
