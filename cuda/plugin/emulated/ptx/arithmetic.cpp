@@ -4,8 +4,6 @@
 #include <fenv.h>
 #include <math.h>
 
-#include <unordered_map>
-
 #include "warp.h"
 
 namespace uly_emulated {
@@ -403,15 +401,7 @@ const Operation table[] = {
 
 } // namespace
 
-const Operation *arithmetic(const std::string &name) {
-  static const auto all = [] {
-    std::unordered_map<std::string, const Operation *> m;
-    for (const Operation &o : table) m[o.name] = &o;
-    return m;
-  }();
-  auto it = all.find(name);
-  return it == all.end() ? nullptr : it->second;
-}
+const Operation *arithmetic(const std::string &name) { return find(table, name); }
 
 } // namespace ptx
 } // namespace uly_emulated

@@ -1,7 +1,6 @@
 // Loads, stores, atomic operations and asynchronous copies. Global addresses are addresses of the
 // host; shared addresses begin at SHARED_START.
-#include <map>
-#include <unordered_map>
+#include <algorithm>
 
 #include "../heap.h"
 #include "warp.h"
@@ -168,13 +167,6 @@ void generic_shared(Warp &w, const Instruction &i) { // cvta.shared.u64
   const uint64_t base = (uint64_t)w.block->shared.data() - SHARED_START;
   lanes(w.now, [=](unsigned l) { d[l] = a[l] + base; });
 }
-void shared_of(Warp &w, const Instruction &i) { // cvta.to.shared.u64
-  const uint64_t *a = w.at<uint64_t>(i.at[1]);
-  uint64_t *d = w.at<uint64_t>(i.at[0]);
-  const uint64_t base = (uint64_t)w.block->shared.data() - SHARED_START;
-  lanes(w.now, [=](unsigned l) { d[l] = a[l] - base; });
-}
-
 const Operation table[] = {
     {"atom.global.add.f64", "lal", atomic_add<double>, Kind::PLAIN},
     {"atom.global.add.f32", "waw", atomic_add<float>, Kind::PLAIN},
@@ -185,7 +177,6 @@ const Operation table[] = {
     {"cp.async.commit_group", "", commit, Kind::PLAIN},
     {"cp.async.wait_group", "w", wait, Kind::PLAIN},
     {"cvta.shared.u64", "ll", generic_shared, Kind::PLAIN},
-    {"cvta.to.shared.u64", "ll", shared_of, Kind::PLAIN},
 };
 
 } // namespace
@@ -201,11 +192,7 @@ Run store(const std::string &space, const std::string &type, Width from) {
   if (space == "shared") return store_to<SHARED>(type, from);
   return space.empty() ? store_to<ANY>(type, from) : nullptr;
 }
-const Operation *memory(const std::string &name) {
-  for (const Operation &o : table)
-    if (name == o.name) return &o;
-  return nullptr;
-}
+const Operation *memory(const std::string &name) { return find(table, name); }
 
 } // namespace ptx
 } // namespace uly_emulated

@@ -188,11 +188,7 @@ const Operation table[] = {
 
 } // namespace
 
-const Operation *product(const std::string &name) {
-  for (const Operation &o : table)
-    if (name == o.name) return &o;
-  return nullptr;
-}
+const Operation *product(const std::string &name) { return find(table, name); }
 
 } // namespace ptx
 } // namespace uly_emulated

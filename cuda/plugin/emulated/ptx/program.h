@@ -91,7 +91,16 @@ struct Operation {
   void (*run)(Warp &, const Instruction &);
   Kind kind;
 };
-const Operation *arithmetic(const std::string &name); // NULL if it is unknown
+// find returns the operation of a name, NULL if the table does not have it.
+template <size_t N> const Operation *find(const Operation (&table)[N], const std::string &name) {
+  for (const Operation &o : table)
+    if (name == o.name) return &o;
+  return nullptr;
+}
+// the operations of a file
+const Operation *arithmetic(const std::string &name);
+const Operation *memory(const std::string &name);
+const Operation *product(const std::string &name);
 
 // Memory operations. `space` is "global", "shared", "param" or "" (any). They return NULL for types
 // that they do not have.
@@ -99,8 +108,6 @@ typedef void (*Run)(Warp &, const Instruction &);
 Run load(const std::string &space, const std::string &type, Width into);
 Run store(const std::string &space, const std::string &type, Width from);
 Run conversion(const std::string &name, Width into, Width from);
-const Operation *memory(const std::string &name);
-const Operation *product(const std::string &name);
 
 } // namespace ptx
 } // namespace uly_emulated
