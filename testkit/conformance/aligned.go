@@ -2,14 +2,18 @@ package conformance
 
 import "testing"
 
-// wide is the number of elements to which an aligned layout rounds gaps: 16 bytes in BF16, more in
-// wider types.
+// wide is the number of elements to which an aligned layout rounds strides: 16 bytes in BF16, more
+// in wider types.
 const wide = 8
 
 // aligned returns the layout with the alignment of memory in arenas and models. Most other arrays
-// in the suite are at odd addresses, where devices cannot use their widest loads.
+// in the suite are at odd addresses, where devices cannot use their widest loads. A layout with
+// gaps gets those that round its strides: a row whose length is not a multiple of a vector's then
+// has a gap behind it, which no vector may overwrite.
 func (l layout) aligned() layout {
-	l.gap, l.shift = (l.gap+wide-1)/wide*wide, 0
+	if l.shift = 0; l.gap > 0 {
+		l.gap, l.multiple = 0, wide
+	}
 	return l
 }
 
@@ -25,6 +29,8 @@ func testAligned(s *suite) {
 		{"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d},
 		{"Experts", testExperts},
+		{"GatedDelta", testDeltaWidths}, {"Attention", testAttention}, {"Copy", testCopy},
+		{"DeltaGates", testDeltaGates},
 	} {
 		s.t.Run(f.name, func(t *testing.T) {
 			c := *s

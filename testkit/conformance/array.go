@@ -24,6 +24,8 @@ type layout struct {
 	shift int64 // elements from an aligned address to the first
 	// the outermost axis has a stride of more than 2³¹ elements, in address space without memory
 	far bool
+	// strides of all axes but the innermost are rounded up to multiples of it; 0 = 1
+	multiple int64
 }
 
 var (
@@ -122,6 +124,9 @@ func (l layout) tensor(d tensor.DType, shape []int64) (t tensor.Tensor, last int
 		n := shape[order[i]]
 		if l.far && i == 0 {
 			step = 1<<31 + 5
+		}
+		if m := max(l.multiple, 1); i < len(order)-1 {
+			step = (step + m - 1) / m * m
 		}
 		t.Stride[order[i]] = step
 		last += max(n-1, 0) * step

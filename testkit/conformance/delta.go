@@ -288,11 +288,9 @@ func deltaWant(name string, c *deltaCase, x deltaInput) []want {
 	return w
 }
 
-// deltaCases are the cases of testGatedDelta.
-func deltaCases() []deltaCase {
-	var cases []deltaCase
+// deltaWidths returns cases of head sizes, without their scale.
+func deltaWidths() (cases []deltaCase) {
 	add := func(c deltaCase) { cases = append(cases, c) }
-	// head sizes
 	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100},
 		{128, 128}, {100, 5}, {33, 17}} {
 		n := []int64{35, 66, 20}[i%3]
@@ -300,6 +298,13 @@ func deltaCases() []deltaCase {
 			L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 256, Dv: 256, Cu: one(18), L2Norm: true, In: 1, Out: 1}})
+	return cases
+}
+
+// deltaCases are the cases of testGatedDelta.
+func deltaCases() []deltaCase {
+	cases := deltaWidths()
+	add := func(c deltaCase) { cases = append(cases, c) }
 	small := func(cu []int64, in, out int64) ref.GatedDelta {
 		return ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: cu, L2Norm: true, In: in, Out: out}
 	}
@@ -369,6 +374,14 @@ func testGatedDelta(s *suite) {
 			{shifted, shifted, shifted}}[i%4]
 		s.typed(func(d tensor.DType, suffix string) {
 			s.deltaCase(d, fmt.Sprint(&c, suffix), &c, l)
+		})
+	}
+}
+
+func testDeltaWidths(s *suite) {
+	for _, c := range deltaCases()[:len(deltaWidths())] {
+		s.typed(func(d tensor.DType, suffix string) {
+			s.deltaCase(d, fmt.Sprint(&c, suffix), &c, deltaLayouts{padded, headMajor, padded})
 		})
 	}
 }

@@ -66,7 +66,8 @@ DeltaView view(const uly_tensor &t) {
   const bool wide =
       t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (t.dtype == ULY_BF16 ? 8 : 16) == 0;
   const int64_t size = t.dtype == ULY_BF16 ? 2 : 4;
-  return {t.data, t.stride[0], t.stride[1], (int)t.shape[2], wide, aligned16(t.data, size, t.stride[0], t.stride[1])};
+  const bool vectors = t.shape[2] % 2 == 0 && aligned16(t.data, size, t.stride[0], t.stride[1]);
+  return {t.data, t.stride[0], t.stride[1], (int)t.shape[2], wide, vectors};
 }
 DeltaGate gate(const uly_tensor &t) {
   return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};

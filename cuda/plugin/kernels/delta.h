@@ -24,7 +24,7 @@
 #include "tile.h"
 
 // DeltaView is a tensor [tokens, heads, width]. token and head are strides in elements. wide: four
-// elements can be accessed as one vector; vectors: 16 bytes can.
+// elements can be accessed as one vector; vectors: 16 bytes can, and pairs at the end of a row.
 struct DeltaView {
   void *data;
   int64_t token, head;
