@@ -15,7 +15,13 @@ __device__ __forceinline__ float inner(const AttentionView &g, const AttentionVi
   const T *x = (const T *)g.data + row * g.token + head * g.head;
   const U *y = (const U *)o.data + row * o.token + head * o.head;
   float sum = 0;
-  for (int c = 0; c < o.width; c++) sum = madd(widen(x[c]), widen(y[c]), sum);
+  for (int c = 0; c < o.width; c += 4) {
+    float p[4], q[4];
+    load_flat<4>(x + c, o.width - c, g.wide, p);
+    load_flat<4>(y + c, o.width - c, o.wide, q);
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum = madd(p[e], q[e], sum);
+  }
   return sum;
 }
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCall a) {

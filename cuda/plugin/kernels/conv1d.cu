@@ -148,7 +148,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
 template <typename T, int W, bool ALIGNED, bool BEHIND> __global__ void __launch_bounds__(BLOCK, 2)
     conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
   constexpr int AHEAD = !ALIGNED || sizeof(T) == 4 ? 1 : 4;
-  __shared__ float room[CONV_WARPS][CONV_TILE * W];
+  __shared__ float room[CONV_WARPS][apart(CONV_TILE * W)];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t across = ceil_div(a.n, CONV_TILE);
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
@@ -227,11 +227,11 @@ template <typename T, int W, bool ALIGNED, bool BEHIND> __global__ void __launch
 #pragma unroll
     for (int i = 0; i < W; i++)
 #pragma unroll
-      for (int k = 0; k < K; k++) room[warp][(lane * K + k) * W + i] = dw[i][k];
+      for (int k = 0; k < K; k++) room[warp][apart((lane * K + k) * W + i)] = dw[i][k];
     __syncthreads();
     for (int e = threadIdx.x; e < CONV_TILE * W && tile * W + e < a.n * W; e += BLOCK) {
       float all = 0;
-      for (int i = 0; i < CONV_WARPS; i++) all += room[i][e];
+      for (int i = 0; i < CONV_WARPS; i++) all += room[i][apart(e)];
       g.partial[(part * a.n + tile) * W + e] = all;
     }
     __syncthreads();

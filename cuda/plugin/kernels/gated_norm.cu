@@ -110,7 +110,7 @@ template <typename T, bool ALIGNED> struct Unit {
 // each thread sums the weight's gradient of its own columns.
 template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
-  __shared__ float sums[GROUPS][G * K];
+  __shared__ float sums[GROUPS][apart(G * K)];
   const int lane = threadIdx.x % G, group = threadIdx.x / G;
   const int64_t c = lane * K;
   for (int64_t part = blockIdx.x; part < a.parts; part += gridDim.x) {
@@ -129,11 +129,11 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
       u.write(row, c, n, rstd, mean);
     }
 #pragma unroll
-    for (int i = 0; i < K; i++) sums[group][c + i] = dw[i];
+    for (int i = 0; i < K; i++) sums[group][apart(lane * K) + i] = dw[i];
     __syncthreads();
     for (int e = threadIdx.x; e < a.n; e += BLOCK) {
       float sum = 0;
-      for (int g = 0; g < GROUPS; g++) sum += sums[g][e];
+      for (int g = 0; g < GROUPS; g++) sum += sums[g][apart(e)];
       a.partial[part * a.n + e] = sum;
     }
     __syncthreads();

@@ -249,24 +249,31 @@ template <typename T> __global__ void __launch_bounds__(THREADS) grouped_weights
     multiply<T, false, false>(
         r, shared, Factor<T, false>((const T *)g.a + lo * g.a_step, g.a_step, line, g.lines_a, g.a_vectors),
         Factor<T, false>((const T *)g.b + lo * g.b_step, g.b_step, column, g.lines_b, g.b_vectors), hi - lo);
+    const int from = r.n + lane.column, left = (int)least(Z::SIDE, g.lines_b - column) - from;
 #pragma unroll
     for (int i = 0; i < Z::MT; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int64_t at = line + r.m + 16 * i + lane.row + 8 * half;
         if (at >= g.lines_a) continue;
-        float *const to = (float *)g.c + e * g.c_expert + at * g.c_step;
+        float *const to = (float *)g.c + e * g.c_expert + at * g.c_step + column + from;
+        if (g.c_vectors && left >= 8 * Z::NT - 6) { // the lane has all its columns
+          float sums[Z::NT][2];
+#pragma unroll
+          for (int n = 0; n < Z::NT; n++) load<2>(to + 8 * n, sums[n]);
+#pragma unroll
+          for (int n = 0; n < Z::NT; n++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) sums[n][j] += r.c[i][n][2 * half + j];
+            store<2>(to + 8 * n, sums[n]);
+          }
+          continue;
+        }
 #pragma unroll
         for (int n = 0; n < Z::NT; n++) {
-          const int64_t from = column + r.n + 8 * n + lane.column;
-          const float x = r.c[i][n][2 * half], y = r.c[i][n][2 * half + 1];
-          if (g.c_vectors && from + 1 < g.lines_b) {
-            float2 *const p = reinterpret_cast<float2 *>(to + from);
-            *p = make_float2(p->x + x, p->y + y);
-          } else {
-            if (from < g.lines_b) to[from] += x;
-            if (from + 1 < g.lines_b) to[from + 1] += y;
-          }
+#pragma unroll
+          for (int j = 0; j < 2; j++)
+            if (8 * n + j < left) to[8 * n + j] += r.c[i][n][2 * half + j];
         }
       }
   }

@@ -159,7 +159,7 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
     norm_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[2][BLOCK / 32];
-  __shared__ float sums[GROUPS == 1 ? 1 : GROUPS][GROUPS == 1 ? 1 : G * M * K];
+  __shared__ float sums[GROUPS == 1 ? 1 : GROUPS][GROUPS == 1 ? 1 : apart(G * M * K)];
   const int lane = threadIdx.x % G, group = threadIdx.x / G;
   uint4 w[M];
 #pragma unroll
@@ -205,17 +205,17 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int64_t c = (m * G + lane) * K;
-        store_some<false, K>(partial + c, a.n - c, dw[m]);
+        store_some<ALIGNED, K>(partial + c, a.n - c, dw[m]);
       }
     } else {
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < K; i++) sums[group][(m * G + lane) * K + i] = dw[m][i];
+        for (int i = 0; i < K; i++) sums[group][apart((m * G + lane) * K) + i] = dw[m][i];
       __syncthreads();
       for (int c = threadIdx.x; c < a.n; c += BLOCK) {
         float sum = 0;
-        for (int g = 0; g < GROUPS; g++) sum += sums[g][c];
+        for (int g = 0; g < GROUPS; g++) sum += sums[g][apart(c)];
         partial[c] = sum;
       }
       __syncthreads();

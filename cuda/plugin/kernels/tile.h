@@ -24,13 +24,18 @@ template <typename T> __device__ __forceinline__ void copy_unit(const T *from, i
 // [0, COLUMNS) of a tile, with zeros for missing elements. `vectors`: every row of the source
 // begins at a multiple of 16 bytes. Whole units of 16 bytes are copied asynchronously, in BF16 with
 // few instructions between them, others at once. THREADS threads take part, of which `thread` is
-// the number; a thread's rows are the same for all columns.
+// the number; a thread's rows are the same for all columns. Eight lanes write to shared memory at
+// the same time. If these are two rows of four units, the rows are not neighbours, so that they are
+// in different banks: TILE_GAP is one unit of BF16 and two of F32.
 template <int THREADS, int COLUMNS, int ROWS, typename T>
 __device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const T *from, int64_t stride, bool vectors,
                                           int width, int rows, int all = ROWS, int thread = (int)threadIdx.x) {
   constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
   [[maybe_unused]] constexpr int UNROLLED = ON_CORES<T> ? 8 : 1; // g++ ignores the pragma
-  const int c = thread % LANES * N, first = thread / LANES;
+  constexpr int APART = N / 2;                                   // rows
+  const int c = thread % LANES * N, row = thread / LANES,
+            first = LANES == 4 ? row / (2 * APART) * (2 * APART) + row % 2 * APART + row / 2 % APART : row;
+  static_assert(LANES != 4 || STEP % (2 * APART) == 0, "the threads have whole groups of rows");
   const T *p = from + first * stride + c;
   to += first * step + c;
   if (c >= width) rows = 0;
@@ -81,6 +86,20 @@ template <bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void tile_product(float (&c)[NT][4], const float *a, int a_step, const float *b, int b_step,
                                              int depth) {
   const Lane at;
+  // Of the four columns that the lanes of a row load at the same time from a dense B, all are in
+  // different banks if two lanes load their second column first.
+  const bool second = B_DENSE && threadIdx.x & 2;
+  auto turn = [&] {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e += 2) {
+        const float x = c[n][e];
+        c[n][e] = second ? c[n][e + 1] : x;
+        c[n][e + 1] = second ? x : c[n][e + 1];
+      }
+  };
+  if (B_DENSE) turn();
 #pragma unroll 1
   for (int k = 0; k < depth; k += 4) {
     float x[2][4];
@@ -90,7 +109,7 @@ __device__ __forceinline__ void tile_product(float (&c)[NT][4], const float *a, 
     for (int n = 0; n < NT; n++) {
       float y[2][4];
 #pragma unroll
-      for (int j = 0; j < 2; j++) four_elements<B_DENSE>(b, b_step, k, 8 * n + at.column + j, y[j]);
+      for (int j = 0; j < 2; j++) four_elements<B_DENSE>(b, b_step, k, 8 * n + at.column + (j ^ second), y[j]);
 #pragma unroll
       for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -99,6 +118,7 @@ __device__ __forceinline__ void tile_product(float (&c)[NT][4], const float *a, 
           for (int u = 0; u < 4; u++) c[n][2 * i + j] = madd(x[i][u], y[j][u], c[n][2 * i + j]);
     }
   }
+  if (B_DENSE) turn();
 }
 template <bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void tile_product(float (&c)[NT][4], const bf16 *a, int a_step, const bf16 *b, int b_step,
@@ -165,15 +185,16 @@ template <typename F> __device__ __forceinline__ void store_results(const float 
       if (column + e < columns) to[e] = __ushort_as_bfloat16((unsigned short)(r[e / 2] >> e % 2 * 16));
   }
 }
-template <typename F>
-__device__ __forceinline__ void store_results(const float (&c)[4][4], int rows, int columns, bool, const F &at, float) {
+template <typename F> __device__ __forceinline__ void store_results(const float (&c)[4][4], int rows, int columns,
+                                                                    bool vectors, const F &at, float) {
   const Lane lane;
 #pragma unroll
-  for (int e = 0; e < 4; e++)
-    if (lane.row + e / 2 * 8 < rows)
+  for (int half = 0; half < 2; half++)
+    if (lane.row + 8 * half < rows)
 #pragma unroll
       for (int n = 0; n < 4; n++) {
-        const int column = 8 * n + lane.column + e % 2;
-        if (column < columns) at(lane.row + e / 2 * 8)[column] = c[n][e];
+        const int column = 8 * n + lane.column;
+        const float both[2] = {c[n][2 * half], c[n][2 * half + 1]};
+        store_flat<2>(at(lane.row + 8 * half) + column, columns - column, vectors, both);
       }
 }

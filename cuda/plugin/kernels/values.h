@@ -145,6 +145,11 @@ __device__ __forceinline__ void store_some(T *p, int64_t n, const float (&x)[K])
   }
 }
 
+// apart returns the place of element e in an array of shared memory with a gap behind each 32
+// elements, one for each bank, so that lanes can write elements a multiple of 8 apart. Elements e …
+// e + 7 are neighbours if e is a multiple of 8.
+__device__ __forceinline__ constexpr int apart(int e) { return e + e / 32; }
+
 // load_flat and store_flat move up to K elements, if n elements of the array remain. They use one
 // vector access if the array is aligned and n is at least K.
 template <int K, typename T>
