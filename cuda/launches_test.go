@@ -34,6 +34,7 @@ type shaped struct {
 	log    string
 	path   string
 	tokens int64
+	dtype  tensor.DType // of activations
 }
 
 // newShaped opens the emulated plug-in in the file `path`. Kernels run if run is set.
@@ -47,7 +48,8 @@ func newShapedOf(t *testing.T, path string, tokens int64, run bool, kernels stri
 	t.Helper()
 	t.Setenv("ULYSSES_CUDA_PLUGIN", path)
 	t.Setenv("ULYSSES_EMULATED_MEMORY", "200000000000")
-	x := &shaped{t: t, path: path, log: filepath.Join(t.TempDir(), "launches"), tokens: tokens}
+	x := &shaped{t: t, path: path, log: filepath.Join(t.TempDir(), "launches"), tokens: tokens,
+		dtype: tensor.BF16}
 	if !run {
 		t.Setenv("ULYSSES_EMULATED_SKIP", "1")
 	}
@@ -118,7 +120,7 @@ func (x *shaped) attention(heads, kvHeads, dim int64) (forward, backward func() 
 // attentionWith is attention with options, which set sets.
 func (x *shaped) attentionWith(heads, kvHeads, dim int64, set func(a *device.Attention)) (forward,
 	backward func() error) {
-	t, take := x.tokens, func(heads int64) tensor.Tensor { return x.alloc(tensor.BF16, x.tokens, heads, dim) }
+	t, take := x.tokens, func(heads int64) tensor.Tensor { return x.alloc(x.dtype, x.tokens, heads, dim) }
 	cu := []int64{0, t}
 	g := device.AttentionGrad{Attention: device.Attention{Q: take(heads), K: take(kvHeads), V: take(kvHeads),
 		Out: take(heads), LSE: x.alloc(tensor.F32, heads, t).Permute(1, 0), CuQ: cu, CuK: cu, Causal: true, Scale: 0.1},
@@ -133,8 +135,8 @@ func (x *shaped) attentionWith(heads, kvHeads, dim int64, set func(a *device.Att
 // rule returns calls of the gated delta rule, forward and backward.
 func (x *shaped) rule(heads, keyHeads, dim int64) (forward, backward func() error) {
 	t := x.tokens
-	k, v := func() tensor.Tensor { return x.alloc(tensor.BF16, t, keyHeads, dim) }, func() tensor.Tensor {
-		return x.alloc(tensor.BF16, t, heads, dim)
+	k, v := func() tensor.Tensor { return x.alloc(x.dtype, t, keyHeads, dim) }, func() tensor.Tensor {
+		return x.alloc(x.dtype, t, heads, dim)
 	}
 	gate := func() tensor.Tensor { return x.alloc(tensor.F32, t, heads) }
 	g := device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Q: k(), K: k(), V: v(), Out: v(), G: gate(), Beta: gate(),
@@ -149,7 +151,7 @@ func (x *shaped) rule(heads, keyHeads, dim int64) (forward, backward func() erro
 // operations returns calls by their names, for hidden features and heads of the sizes dims.
 func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func() error {
 	d, s, t := x.d, x.s, x.tokens
-	bf16 := func(shape ...int64) tensor.Tensor { return x.alloc(tensor.BF16, shape...) }
+	like := func(shape ...int64) tensor.Tensor { return x.alloc(x.dtype, shape...) }
 	f32 := func(shape ...int64) tensor.Tensor { return x.alloc(tensor.F32, shape...) }
 	calls := map[string]func() error{}
 	for _, dim := range dims {
@@ -158,7 +160,7 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		forward, backward = x.rule(heads, max(1, heads/2), dim)
 		calls[fmt.Sprintf("delta rule %d", dim)], calls[fmt.Sprintf("delta rule backward %d", dim)] = forward, backward
 	}
-	a, b, c, w, rstd, dw := bf16(t, hidden), bf16(t, hidden), bf16(t, hidden), bf16(hidden), f32(t), f32(hidden)
+	a, b, c, w, rstd, dw := like(t, hidden), like(t, hidden), like(t, hidden), like(hidden), f32(t), f32(hidden)
 	calls["norm"] = func() error {
 		return d.RMSNormForward(s, &device.RMSNorm{X: a, W: w, Y: b, RStd: rstd, Eps: 1e-5})
 	}
@@ -190,7 +192,7 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		}
 	}
 	rows := min(t, 1024)
-	ids, logits, nll := x.alloc(tensor.I32, rows), bf16(rows, 4*hidden), f32(rows)
+	ids, logits, nll := x.alloc(tensor.I32, rows), like(rows, 4*hidden), f32(rows)
 	if err := d.Copy(s, ids, tensor.OfInt32(make([]int32, rows), rows)); err != nil { // a target is read as an index
 		x.t.Fatal(err)
 	}
@@ -198,12 +200,12 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 		return d.CrossEntropy(s,
 			&device.CrossEntropy{Logits: logits, Targets: ids, NLL: nll, DLogits: logits, GradScale: 1})
 	}
-	mixed, filter := bf16(t, 2*hidden), bf16(2*hidden, 4)
-	conv := device.Conv1d{X: mixed, Y: bf16(t, 2*hidden), W: filter, Cu: []int64{0, t}}
+	mixed, filter := like(t, 2*hidden), like(2*hidden, 4)
+	conv := device.Conv1d{X: mixed, Y: like(t, 2*hidden), W: filter, Cu: []int64{0, t}}
 	calls["conv1d"] = func() error { return d.Conv1dForward(s, &conv) }
 	convBack := device.Conv1dGrad{Conv1d: conv, DY: conv.Y, DX: conv.Y, DW: f32(2*hidden, 4)}
 	calls["conv1d backward"] = func() error { return d.Conv1dBackward(s, &convBack) }
-	in, g, few, dfew := bf16(t, heads), f32(t, heads), f32(heads), f32(heads)
+	in, g, few, dfew := like(t, heads), f32(t, heads), f32(heads), f32(heads)
 	calls["delta gates"] = func() error {
 		return d.DeltaGatesForward(s, &device.DeltaGates{A: in, B: in, ALog: few, DtBias: few, G: g, Beta: g})
 	}
@@ -212,7 +214,7 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 			&device.DeltaGatesGrad{A: in, B: in, ALog: few, DtBias: few, DG: g, DBeta: g, DA: in, DB: in, DALog: dfew,
 				DDtBias: dfew})
 	}
-	v, gate, y, head, stats, dhead := bf16(t, heads, 128), bf16(t, heads, 128), bf16(t, heads, 128), bf16(128),
+	v, gate, y, head, stats, dhead := like(t, heads, 128), like(t, heads, 128), like(t, heads, 128), like(128),
 		f32(t, heads), f32(128)
 	calls["gated norm"] = func() error {
 		return d.GatedRMSNormForward(s, &device.GatedRMSNorm{X: v, Gate: gate, Y: y, W: head, RStd: stats, Eps: 1e-6})
@@ -261,12 +263,12 @@ func (x *shaped) experts(hidden, width, count int64) map[string]func() error {
 	own.Experts, own.Rows, own.Offsets = x.alloc(tensor.I32, t, k), x.alloc(tensor.I32, t, k),
 		x.alloc(tensor.I32, count+1)
 	b := device.RouteGrad{Probs: r.Logits, Experts: r.Experts, Rows: r.Rows, Weights: r.Weights, DWeights: r.Weights,
-		DLogits: x.alloc(tensor.BF16, t, count), Normalize: true, Sequence: r.Sequence, Counts: r.Counts,
+		DLogits: x.alloc(x.dtype, t, count), Normalize: true, Sequence: r.Sequence, Counts: r.Counts,
 		Scale: x.alloc(tensor.F32, 1)}
-	token, in, hiddens, act := x.alloc(tensor.BF16, t, hidden), x.alloc(tensor.BF16, t*k, hidden),
-		x.alloc(tensor.BF16, t*k, 2*width), x.alloc(tensor.BF16, t*k, width)
-	up, dup := x.alloc(tensor.BF16, count, 2*width, hidden), x.alloc(tensor.F32, count, 2*width, hidden)
-	bias := x.alloc(tensor.BF16, count, 2*width)
+	token, in, hiddens, act := x.alloc(x.dtype, t, hidden), x.alloc(x.dtype, t*k, hidden),
+		x.alloc(x.dtype, t*k, 2*width), x.alloc(x.dtype, t*k, width)
+	up, dup := x.alloc(x.dtype, count, 2*width, hidden), x.alloc(tensor.F32, count, 2*width, hidden)
+	bias := x.alloc(x.dtype, count, 2*width)
 	grouped := func(a, b, bias, c tensor.Tensor) func() error {
 		return func() error {
 			return d.GroupedGemm(s, &device.GroupedGemm{A: a, B: b, Bias: bias, C: c, Offsets: r.Offsets})

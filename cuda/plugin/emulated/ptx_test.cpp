@@ -1,5 +1,13 @@
 // Kernels that run as the PTX instructions of ptx/testdata. Their C++ is not run.
 #include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
 
 #include "emulated_test.h"
 
@@ -7,6 +15,7 @@ extern "C" {
 __global__ void ptx_branches(int *x) { *x = -1; }
 __global__ void ptx_faults(float *, int) {}
 __global__ void ptx_values(float *y, float, float) { *y = -1; }
+__global__ void ptx_traffic(int *) {}
 __global__ void ptx_unknown(int) {}
 __global__ void ptx_absent(int) {}
 }
@@ -24,7 +33,46 @@ static void values_of(float a, float b, std::vector<float> want) {
   }
 }
 
+// counts_of_traffic runs a kernel with accesses of different patterns. It sums up the columns of
+// the emulator's file by instruction: runs, passes, least, sectors, least.
+static void counts_of_traffic() {
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("ulysses-traffic-" + std::to_string(getpid()));
+  setenv("ULYSSES_EMULATED_TRAFFIC", file.c_str(), 1);
+  Stream *s = stream();
+  LAUNCH(ptx_traffic, 2, 32, 4096, s, device<int>(256));
+  FINE(cudaStreamSynchronize(s->s));
+  unsetenv("ULYSSES_EMULATED_TRAFFIC");
+  std::map<std::string, std::array<long, 5>> got;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string kernel, symbol, at, source, name;
+    words >> kernel >> symbol >> at >> source >> name;
+    EXPECT(symbol == "ptx_traffic" && source == "-", "a line of %s in %s", symbol.c_str(), source.c_str());
+    for (long &sum : got[name]) {
+      long n = -1;
+      words >> n;
+      sum += n;
+    }
+  }
+  std::filesystem::remove(file);
+  const std::map<std::string, std::array<long, 5>> want = {
+      {"st.shared.u32", {4, 2 * (1 + 2), 4, 0, 0}},   // 4 and 8 bytes apart
+      {"ld.shared.u32", {4, 2 * (32 + 1), 4, 0, 0}},  // 128 bytes apart, and one address
+      {"st.shared.v4.u32", {2, 2 * 4, 8, 0, 0}},      // 16 bytes apart
+      {"ld.shared.v4.u32", {2, 2 * 8, 8, 0, 0}},      // 32 bytes apart
+      {"ld.global.u32", {4, 0, 0, 2 * (4 + 32), 16}}, // 4 and 32 bytes apart
+      {"st.global.u32", {2, 0, 0, 2, 2}},             // eight lanes
+      {"ld.u32", {2, 2, 2, 0, 0}},                    // shared memory by a general address
+  };
+  for (auto &[name, counts] : want)
+    for (int i = 0; i < 5; i++)
+      EXPECT(got[name][i] == counts[i], "%s: column %d is %ld, want %ld", name.c_str(), i, got[name][i], counts[i]);
+}
+
 void ptx_instructions() {
+  counts_of_traffic();
   Stream *s = stream();
   int *x = device<int>(32);
   LAUNCH(ptx_branches, 1, 32, 0, s, x);

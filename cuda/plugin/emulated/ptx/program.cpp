@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "../settings.h"
+#include "statements.h"
 
 namespace uly_emulated {
 namespace ptx {
@@ -25,31 +26,6 @@ std::string read(const std::string &path) {
   for (size_t n; (n = fread(part, 1, sizeof part, f)) > 0;) text.append(part, n);
   fclose(f);
   return text;
-}
-
-bool starts(const std::string &s, const char *with) { return s.compare(0, strlen(with), with) == 0; }
-bool ends(const std::string &s, const char *with) {
-  return s.size() >= strlen(with) && s.compare(s.size() - strlen(with), std::string::npos, with) == 0;
-}
-std::string trimmed(const std::string &s) {
-  const size_t a = s.find_first_not_of(" \t\n\r"), b = s.find_last_not_of(" \t\n\r");
-  return a == std::string::npos ? "" : s.substr(a, b - a + 1);
-}
-std::vector<std::string> split(const std::string &s, char at) { // not inside of brackets
-  std::vector<std::string> all;
-  int depth = 0;
-  std::string part;
-  for (char c : s) {
-    depth += (c == '{' || c == '[' || c == '(') - (c == '}' || c == ']' || c == ')');
-    if (c == at && depth == 0) {
-      all.push_back(trimmed(part));
-      part.clear();
-    } else {
-      part += c;
-    }
-  }
-  if (!trimmed(part).empty() || !all.empty()) all.push_back(trimmed(part));
-  return all;
 }
 
 // plain_name returns what the symbols of g++ and of nvcc have in common. nvcc names anonymous
@@ -75,44 +51,6 @@ std::string plain_name(std::string name) {
     }
   }
   return out;
-}
-
-// Statement is a statement with its line: text up to a semicolon, a brace or the colon of a label.
-struct Statement {
-  std::string text;
-  uint32_t line;
-};
-
-// statements splits text[from, to). Braces of operands stay in their statement.
-std::vector<Statement> statements(const std::string &text, size_t from, size_t to) {
-  std::vector<Statement> all;
-  uint32_t line = 1 + (uint32_t)std::count(text.begin(), text.begin() + (int64_t)from, '\n');
-  std::string s;
-  auto take = [&] {
-    s = trimmed(s);
-    if (!s.empty()) all.push_back({s, line});
-    s.clear();
-  };
-  for (size_t i = from; i < to; i++) {
-    const char c = text[i];
-    if (c == '/' && text[i + 1] == '/') {
-      i = std::min(text.find('\n', i), to) - 1;
-      continue;
-    }
-    const bool fresh = trimmed(s).empty();
-    if (c == ';') take();
-    else if (c == '{' && fresh) all.push_back({"{", line});
-    else if (c == '}' && fresh) all.push_back({"}", line});
-    else if (c == ':' && text[i + 1] != ':' && s.back() != ':' && s.find_first_of("[ ") == std::string::npos) {
-      s += c;
-      take();
-    } else {
-      s += c;
-    }
-    if (c == '\n') line++;
-  }
-  take();
-  return all;
 }
 
 Width width_of(const std::string &type, uint32_t line) {
@@ -148,6 +86,11 @@ class Reader {
       const size_t end = text.find(';', ++at);
       declare_shared({text.substr(at, end - at), 0});
     }
+    for (size_t at = 0; (at = text.find("\n\t.file\t", at)) != std::string::npos;) { // NUMBER "PATH"
+      const size_t space = text.find(' ', at += strlen("\n\t.file\t")), end = text.find('"', space + 2);
+      const std::string path = text.substr(space + 2, end - space - 2);
+      files[text.substr(at, space - at)] = path.substr(path.find_last_of('/') + 1);
+    }
   }
   Program read(size_t entry);
 
@@ -167,6 +110,8 @@ class Reader {
   std::vector<std::pair<size_t, std::string>> branches;
   std::map<std::pair<uint64_t, Width>, uint32_t> constants;
   uint32_t line = 0;
+  std::map<std::string, std::string> files; // by number (.file)
+  std::string source;
 
   [[noreturn]] void fail(const std::string &why) const { throw Fault(format("line %u: %s", line, why.c_str())); }
   uint32_t place(Width w) {
@@ -197,6 +142,7 @@ class Reader {
   void access(Instruction *i, const std::vector<std::string> &parts, const std::vector<std::string> &all);
   void operation(Instruction *i, std::string name, const std::vector<std::string> &all);
   void instruction(const std::string &text);
+  void location(const std::string &text);
 };
 
 void Reader::parameters(const std::string &text) {
@@ -353,6 +299,11 @@ void Reader::access(Instruction *i, const std::vector<std::string> &parts, const
   for (const std::string &value : registers) i->at.push_back(operand(value, w));
   if (loads) address(all[1], i);
   i->run = loads ? load(space, type, w) : store(space, type, w);
+  if (space != "param")
+    i->accesses.push_back({space == "shared"   ? Space::SHARED
+                           : space == "global" ? Space::GLOBAL
+                                               : Space::ANY,
+                           (uint8_t)(loads ? i->count : 0), i->count * type_bytes(type), i->width});
 }
 
 // operation reads an instruction that has an Operation.
@@ -371,11 +322,30 @@ void Reader::operation(Instruction *i, std::string name, const std::vector<std::
   }
   operands(i, all, letters.c_str());
   i->run = o->run, i->kind = o->kind;
+  const auto access = [&](Space space, int operand, unsigned bytes, Width width) {
+    i->accesses.push_back({space, (uint8_t)operand, bytes, width});
+  };
+  if (starts(name, "ldmatrix")) access(Space::SHARED, 4, 16, i->width);
+  if (starts(name, "atom.")) access(Space::GLOBAL, 1, type_bytes(name), i->width);
+  if (starts(name, "red.")) access(Space::GLOBAL, 0, 16, i->width);
+  if (starts(name, "cp.async.cg") || starts(name, "cp.async.ca")) {
+    const unsigned bytes = starts(name, "cp.async.cg") ? 16 : 4;
+    access(Space::SHARED, 0, bytes, WORD);
+    access(Space::GLOBAL, 1, bytes, LONG);
+  }
+}
+
+// location reads .loc FILE LINE COLUMN[, …], which nvcc writes with -lineinfo.
+void Reader::location(const std::string &text) {
+  const std::vector<std::string> words = split(trimmed(text.substr(strlen(".loc"))), ' ');
+  if (words.size() < 2) fail("a location: " + text);
+  source = files[words[0]] + ":" + words[1];
 }
 
 void Reader::instruction(const std::string &text) {
   Instruction i;
   i.line = line;
+  i.source = source;
   std::string rest = text;
   if (rest[0] == '@') {
     const size_t end = rest.find_first_of(" \t"), first = rest[1] == '!' ? 2 : 1;
@@ -387,6 +357,7 @@ void Reader::instruction(const std::string &text) {
   const size_t end = std::min(rest.find_first_of(" \t\n"), rest.size());
   const std::string name = rest.substr(0, end);
   const std::vector<std::string> all = split(rest.substr(end), ','), parts = split(name, '.');
+  i.name = name;
 
   if (parts[0] == "bra") {
     i.kind = Kind::BRANCH;
@@ -433,6 +404,7 @@ Program Reader::read(size_t entry) {
     else if (s.text == "}") scopes.pop_back();
     else if (starts(s.text, ".reg")) declare(s.text);
     else if (starts(s.text, ".shared") || starts(s.text, ".extern .shared") || starts(s.text, ".pragma")) continue;
+    else if (starts(s.text, ".loc")) location(s.text);
     else if (s.text[0] == '.') fail("an unknown directive: " + s.text);
     else if (s.text.back() == ':') labels[s.text.substr(0, s.text.size() - 1)] = (uint32_t)p.code.size();
     else instruction(s.text);

@@ -33,6 +33,20 @@ enum class Kind : uint8_t { PLAIN, TOGETHER, BARRIER, BRANCH, END };
 // bar.red.or, which waits and gets whether a predicate is true in any lane.
 enum class Arrival : uint8_t { WAITS, LEAVES, ANY };
 
+// Access is an access to memory, for the counts of traffic.h: the bytes of a lane, and the operand
+// with its address. ANY is shared or device memory.
+enum class Space : uint8_t { ANY, GLOBAL, SHARED };
+struct Access {
+  Space space;
+  uint8_t operand;
+  unsigned bytes;
+  Width width; // of the address
+};
+// Counts are sums over the warps of a launch (traffic.h).
+struct Counts {
+  uint64_t runs = 0, passes = 0, least_passes = 0, sectors = 0, least_sectors = 0;
+};
+
 struct Warp;
 struct Instruction {
   void (*run)(Warp &, const Instruction &) = nullptr; // for the lanes of w.now
@@ -43,10 +57,13 @@ struct Instruction {
   Width width = LONG;   // of the register of an address
   uint32_t guard = 0;   // a predicate, if has_guard
   bool has_guard = false;
-  uint32_t target = 0;                  // of a branch
-  std::vector<uint32_t> at;             // operands in their order
-  int64_t offset = 0;                   // of an address
-  uint32_t line = 0;                    // in the file
+  uint32_t target = 0;      // of a branch
+  std::vector<uint32_t> at; // operands in their order
+  int64_t offset = 0;       // of an address
+  uint32_t line = 0;        // in the file
+  std::string name, source; // file:line of the source, if nvcc has written it
+  std::vector<Access> accesses;
+  mutable Counts counts;
   mutable uint64_t first = 0, last = 0; // the allocation that it has accessed last: [first, last)
   mutable uint64_t launch = 0;          // when that was
 };

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "../settings.h"
+#include "traffic.h"
 #include "warp.h"
 
 namespace uly_emulated {
@@ -94,6 +95,11 @@ void end(Warp &w) {
   w.active &= ~w.now;
 }
 
+void run(Warp &w, const Instruction &i) {
+  if (traffic_counted) count(w, i);
+  i.run(w, i);
+}
+
 // run_warp runs a warp until it waits, ends or has run `most` instructions.
 void run_warp(Warp &w, uint64_t most) {
   const std::vector<Instruction> &code = w.block->program->code;
@@ -113,7 +119,7 @@ void run_warp(Warp &w, uint64_t most) {
       if (i->has_guard) w.now &= i->negated ? ~w.predicate(i->guard) : w.predicate(i->guard);
       switch (i->kind) {
         case Kind::PLAIN:
-          if (w.now) i->run(w, *i);
+          if (w.now) run(w, *i);
           w.pc++;
           break;
         case Kind::TOGETHER:
@@ -130,7 +136,7 @@ void run_warp(Warp &w, uint64_t most) {
             break;
           }
           w.pc++;
-          if (i->kind == Kind::TOGETHER) i->run(w, *i);
+          if (i->kind == Kind::TOGETHER) run(w, *i);
           else {
             come(w, *i);
             if (w.waits >= 0) return;
@@ -267,6 +273,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared,
       const unsigned values[6] = {size.x, size.y, size.z, grid.x, grid.y, grid.z};
       for (unsigned k = 0; k < 3; k++) set_special(w, 3 + k, values[k]), set_special(w, 9 + k, values[3 + k]);
     }
+    begin_counts();
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     const Steps order(blocks);
     for (uint64_t i = 0; i < blocks; i++) {
@@ -276,6 +283,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared,
           dim3((unsigned)(number % grid.x), (unsigned)(number / grid.x % grid.y), (unsigned)(number / grid.x / grid.y)),
           size);
     }
+    if (traffic_counted) write_counts(kernel, name, p);
   } catch (const Fault &f) {
     return format("kernel %s, block %llu: ", kernel.name, (unsigned long long)number) + f.what();
   }
