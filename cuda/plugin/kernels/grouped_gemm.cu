@@ -174,7 +174,7 @@ template <typename T> __device__ __forceinline__ void add_bias(Results<T> &r, co
 
 // grouped_rows computes C[r] = A[r]·B[e], and with BIAS adds bias[e]. One kernel for both cases
 // would have 359 instructions instead of 338 in the loop over the depth.
-template <typename T, bool B_DENSE, bool BIAS> __global__ void __launch_bounds__(THREADS)
+template <typename T, bool B_DENSE, bool BIAS> __global__ void __launch_bounds__(THREADS, 2)
     grouped_rows(GroupedCall g, int64_t work, Bias bias) {
   typedef Sizes<T> Z;
   SHARED(T, shared);

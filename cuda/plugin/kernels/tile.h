@@ -188,13 +188,23 @@ template <typename F> __device__ __forceinline__ void store_results(const float 
 template <typename F> __device__ __forceinline__ void store_results(const float (&c)[4][4], int rows, int columns,
                                                                     bool vectors, const F &at, float) {
   const Lane lane;
+  columns -= lane.column;
 #pragma unroll
   for (int half = 0; half < 2; half++)
-    if (lane.row + 8 * half < rows)
+    if (lane.row + 8 * half < rows) {
+      float *const to = at(lane.row + 8 * half) + lane.column;
+      if (vectors && columns >= 26) {
 #pragma unroll
-      for (int n = 0; n < 4; n++) {
-        const int column = 8 * n + lane.column;
-        const float both[2] = {c[n][2 * half], c[n][2 * half + 1]};
-        store_flat<2>(at(lane.row + 8 * half) + column, columns - column, vectors, both);
+        for (int n = 0; n < 4; n++) {
+          const float both[2] = {c[n][2 * half], c[n][2 * half + 1]};
+          store<2>(to + 8 * n, both);
+        }
+        continue;
       }
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * n + e < columns) to[8 * n + e] = c[n][2 * half + e];
+    }
 }
