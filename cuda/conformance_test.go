@@ -23,7 +23,7 @@ func opener(o Options) conformance.Opener {
 // TestConformance compares the plug-in with the reference: on a GPU the plug-in that
 // ULYSSES_CUDA_PLUGIN names, otherwise the emulated plug-in. ULYSSES_KERNEL selects kernels.
 func TestConformance(t *testing.T) {
-	cudatest.Use(t)
+	logLaunches(t)
 	// cuDNN or the plug-in's own kernels; the subtests below test the own kernels only
 	run := conformance.RunChoosing
 	if cudatest.Emulated() {
@@ -35,7 +35,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceOfKernels selects the kernels that are not the first choice, and lets libraries
 // run calls that need not be reproducible.
 func TestConformanceOfKernels(t *testing.T) {
-	cudatest.Use(t)
+	logLaunches(t)
 	d := opener(Options{})(t, 1).(*Device)
 	emulated := d.Details().Emulated
 	d.Close()
@@ -70,4 +70,23 @@ func TestConformanceOfKernels(t *testing.T) {
 			opener(Options{Deterministic: true, Kernels: "attention_forward=mma,attention_backward=mma"}))
 	})
 	t.Run("any", func(t *testing.T) { conformance.RunUnrepeatable(t, opener(Options{})) })
+}
+
+// TestConformanceOfWarpgroups selects the kernels of attention with Hopper's products of
+// warpgroups. It is a test of its own because kernels that wait for each other can hang.
+func TestConformanceOfWarpgroups(t *testing.T) {
+	logLaunches(t)
+	d := opener(Options{})(t, 1).(*Device)
+	sm := d.Details().SM
+	d.Close()
+	if sm != 90 {
+		t.Skip("SKIPPED: products of warpgroups need a GPU of compute capability 9.0")
+	}
+	conformance.RunAttentionPlain(t,
+		opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
+	// heads of 256 have a forward pass only
+	t.Run("forward", func(t *testing.T) {
+		conformance.RunAttentionPlain(t,
+			opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=mma"}), 129, 256)
+	})
 }

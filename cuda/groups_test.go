@@ -100,6 +100,7 @@ func (g *grouped) run() error {
 // TestGroups: calls in a group give the bits of the same calls outside of a group, whether they are
 // few or more than a launch takes.
 func TestGroups(t *testing.T) {
+	logLaunches(t)
 	for _, n := range []int{1, 11, 100} {
 		b := newBench(t)
 		alone, together := newGrouped(b, n), newGrouped(b, n)

@@ -75,13 +75,15 @@ func (b *bench) get(x tensor.Tensor) []byte {
 // TestWideIndices runs kernels in the variant for 2^31 elements and more, whose indices are divided
 // in 64 bits.
 func TestWideIndices(t *testing.T) {
+	logLaunches(t)
 	b := newBench(t)
 	if !b.d.Details().Emulated {
 		t.Skip("SKIPPED: only the emulated plug-in can use 64-bit indices for small arrays")
 	}
 	t.Setenv("ULYSSES_EMULATED_WIDE", "1")
-	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm",
-		"SigmoidGate", "DeltaGates")
+	conformance.RunSome(t, opener(Options{}), "Copy", "Cast", "Fill", "Add", "Rope", "SwiGLU", "Embedding",
+		"GatedRMSNorm", "SigmoidGate", "DeltaGates")
+	conformance.RunAligned(t, opener(Options{}), "Copy", "Add", "SwiGLU", "SigmoidGate")
 }
 
 // TestCopyInPieces copies host memory that must be converted or scattered and is larger than the
@@ -239,6 +241,7 @@ var summands = []summand{
 
 // TestRankSum adds in rank order, into separate memory or into the memory of a rank.
 func TestRankSum(t *testing.T) {
+	logLaunches(t)
 	b := newBench(t)
 	l := &commStream{d: b.d, s: b.s}
 	for _, c := range summands {

@@ -75,20 +75,25 @@ func (x *shaped) launches(call func() error) (all []launch) {
 	defer f.Close()
 	symbols := symbolsOf(x.t, x.path)
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var l launch
-		var at uint64
-		name, rest, _ := strings.Cut(lines.Text(), "\t")
-		l.name = name
-		if _, err := fmt.Sscanf(rest, "%x %d %d %d %d %d %d", &at, &l.grid, &l.threads, &l.shared, &l.multiplyAdds,
-			&l.bytesIn, &l.bytesOut); err != nil {
-			x.t.Fatalf("%q: %v", rest, err)
-		}
-		if l.symbol = symbols[at]; l.symbol == "" {
-			x.t.Fatalf("no symbol at %#x for %s", at, l.name)
-		}
-		all = append(all, l)
+		all = append(all, readLaunch(x.t, lines.Text(), symbols))
 	}
 	return all
+}
+
+// readLaunch reads a line of the emulator. symbols are the plug-in's functions by their addresses.
+func readLaunch(t *testing.T, line string, symbols map[uint64]string) (l launch) {
+	t.Helper()
+	var at uint64
+	name, rest, _ := strings.Cut(line, "\t")
+	l.name = name
+	if _, err := fmt.Sscanf(rest, "%x %d %d %d %d %d %d", &at, &l.grid, &l.threads, &l.shared, &l.multiplyAdds,
+		&l.bytesIn, &l.bytesOut); err != nil {
+		t.Fatalf("%q: %v", rest, err)
+	}
+	if l.symbol = symbols[at]; l.symbol == "" {
+		t.Fatalf("no symbol at %#x for %s", at, l.name)
+	}
+	return l
 }
 
 // symbolsOf returns the functions of a library by their addresses.

@@ -8,28 +8,8 @@ import (
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
-	"ulysses/testkit/conformance"
 	"ulysses/testkit/cudatest"
 )
-
-// TestConformanceOfWarpgroups selects the kernels of attention with Hopper's products of
-// warpgroups. It is a test of its own because kernels that wait for each other can hang.
-func TestConformanceOfWarpgroups(t *testing.T) {
-	cudatest.Use(t)
-	d := opener(Options{})(t, 1).(*Device)
-	sm := d.Details().SM
-	d.Close()
-	if sm != 90 {
-		t.Skip("SKIPPED: products of warpgroups need a GPU of compute capability 9.0")
-	}
-	conformance.RunAttentionPlain(t,
-		opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
-	// heads of 256 have a forward pass only
-	t.Run("forward", func(t *testing.T) {
-		conformance.RunAttentionPlain(t,
-			opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=mma"}), 129, 256)
-	})
-}
 
 // TestWarpgroupRefusals: calls that the kernels do not support fail with the reason, also if
 // another kernel would support them, because a name selects the kernel.

@@ -1,6 +1,9 @@
 package conformance
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // wide is the number of elements to which an aligned layout rounds strides: 16 bytes in BF16, more
 // in wider types.
@@ -32,6 +35,9 @@ func testAligned(s *suite) {
 		{"GatedDelta", testDeltaWidths}, {"Attention", testAttention}, {"Copy", testCopy},
 		{"DeltaGates", testDeltaGates},
 	} {
+		if len(s.onlyAligned) > 0 && !slices.Contains(s.onlyAligned, f.name) {
+			continue
+		}
 		s.t.Run(f.name, func(t *testing.T) {
 			c := *s
 			c.t, c.aligned = t, true

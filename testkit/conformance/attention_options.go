@@ -17,7 +17,7 @@ import (
 func testAttentionOptions(s *suite) {
 	s.typed(func(d tensor.DType, suffix string) {
 		for i, g := range s.optionCases() {
-			if s.selected(d, g) && (!s.few || i%5 == 0) {
+			if s.selected(d, g) && (!s.few || i%5 == 0 || s.tiled && g.D > 128) {
 				s.optionCase(d, suffix, i, g, false)
 			}
 		}

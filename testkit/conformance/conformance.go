@@ -36,6 +36,11 @@ func RunSome(t *testing.T, open Opener, names ...string) {
 	run(t, open, suite{reproducible: true}, names...)
 }
 
+// RunAligned runs the named tests on aligned arrays.
+func RunAligned(t *testing.T, open Opener, names ...string) {
+	run(t, open, suite{reproducible: true, onlyAligned: names}, "Aligned")
+}
+
 // RunAttentionFew runs some of the cases of attention, for kernels that differ only in a constant
 // from kernels for which all cases run.
 func RunAttentionFew(t *testing.T, open Opener) {
@@ -64,7 +69,7 @@ func RunAttentionPlainBare(t *testing.T, open Opener, from, to int64) {
 // RunAttentionUnrepeatable is RunAttentionTiled, with some of the cases, for a device whose
 // gradients are not bitwise reproducible.
 func RunAttentionUnrepeatable(t *testing.T, open Opener) {
-	run(t, open, suite{tiled: true, few: true}, "Attention", "AttentionWide")
+	run(t, open, suite{tiled: true, few: true}, "Attention", "AttentionWide", "AttentionOptions")
 }
 
 // RunChoosing is Run for a device that chooses attention's kernel by heads and layout. Its calls
@@ -137,11 +142,12 @@ type suite struct {
 	t            *testing.T
 	one, three   device.Device
 	reproducible bool
-	aligned      bool // arrays have the layout layout.aligned
-	bare         bool // arrays without sentinels around them
-	few          bool // only some of attention's cases
-	tiled        bool // only attention's cases in BF16 whose heads have multiples of 16 features
-	plain        bool // only attention's cases of RunAttentionPlain
+	aligned      bool     // arrays have the layout layout.aligned
+	bare         bool     // arrays without sentinels around them
+	few          bool     // only some of attention's cases
+	onlyAligned  []string // tests of Aligned; none = all
+	tiled        bool     // only attention's cases in BF16 whose heads have multiples of 16 features
+	plain        bool     // only attention's cases of RunAttentionPlain
 	from, to     int64
 	choosing     bool // the device chooses attention's kernel by heads and layout
 	cases        int  // checked so far, see Every
