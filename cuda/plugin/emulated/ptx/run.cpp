@@ -273,7 +273,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared,
       const unsigned values[6] = {size.x, size.y, size.z, grid.x, grid.y, grid.z};
       for (unsigned k = 0; k < 3; k++) set_special(w, 3 + k, values[k]), set_special(w, 9 + k, values[3 + k]);
     }
-    begin_counts();
+    begin_counts(p);
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     const Steps order(blocks);
     for (uint64_t i = 0; i < blocks; i++) {

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace uly_emulated {
 namespace ptx {
@@ -49,7 +48,11 @@ void count_global(const Instruction &i, const uint64_t *at, uint32_t mask, unsig
 } // namespace
 
 bool traffic_counted;
-void begin_counts() { traffic_counted = file(); }
+void begin_counts(const Program &p) {
+  traffic_counted = file();
+  if (traffic_counted)
+    for (const Instruction &i : p.code) i.counts = {};
+}
 
 void count(Warp &w, const Instruction &i) {
   i.counts.runs++;
@@ -75,7 +78,7 @@ void write_counts(const Kernel &kernel, const std::string &symbol, const Program
   FILE *f = fopen(file(), "a");
   if (!f) throw Fault(format("cannot write %s (ULYSSES_EMULATED_TRAFFIC)", file()));
   for (const Instruction &i : p.code) {
-    const Counts c = std::exchange(i.counts, {});
+    const Counts &c = i.counts;
     if (c.runs)
       fprintf(f, "%s\t%s\t%u\t%s\t%s\t%llu\t%llu\t%llu\t%llu\t%llu\n", kernel.name, symbol.c_str(), i.line,
               i.source.empty() ? "-" : i.source.c_str(), i.name.c_str(), (unsigned long long)c.runs,

@@ -21,11 +21,11 @@ namespace uly_emulated {
 namespace ptx {
 
 extern bool traffic_counted; // whether the instructions of the launch that runs are counted
-// begin_counts sets traffic_counted.
-void begin_counts();
+// begin_counts sets traffic_counted, and the counts of a program to 0.
+void begin_counts(const Program &p);
 // count adds an instruction that w.now runs.
 void count(Warp &w, const Instruction &i);
-// write_counts appends the lines of a launch, and resets its counts.
+// write_counts appends the lines of a launch.
 void write_counts(const Kernel &kernel, const std::string &symbol, const Program &p);
 
 } // namespace ptx
