@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"bufio"
 	"maps"
 	"os"
 	"path/filepath"
@@ -33,15 +32,8 @@ func logLaunches(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "launches")
 	t.Setenv("ULYSSES_EMULATED_LAUNCHES", log)
 	t.Cleanup(func() {
-		f, err := os.Open(log)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer f.Close()
-		symbols := symbolsOf(t, path)
-		for lines := bufio.NewScanner(f); lines.Scan(); {
-			launched[readLaunch(t, lines.Text(), symbols).symbol] = true
+		for _, l := range readLaunches(t, log, path) {
+			launched[l.symbol] = true
 		}
 		logged[t.Name()] = true
 	})

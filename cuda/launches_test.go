@@ -58,7 +58,7 @@ func newShapedOf(t *testing.T, path string, tokens int64, run bool, kernels stri
 }
 
 // launches returns the launches of a call.
-func (x *shaped) launches(call func() error) (all []launch) {
+func (x *shaped) launches(call func() error) []launch {
 	x.t.Helper()
 	x.t.Setenv("ULYSSES_EMULATED_LAUNCHES", x.log)
 	defer x.t.Setenv("ULYSSES_EMULATED_LAUNCHES", "")
@@ -68,32 +68,33 @@ func (x *shaped) launches(call func() error) (all []launch) {
 			x.t.Fatal(err)
 		}
 	}
-	f, err := os.Open(x.log)
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	defer f.Close()
-	symbols := symbolsOf(x.t, x.path)
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		all = append(all, readLaunch(x.t, lines.Text(), symbols))
-	}
-	return all
+	return readLaunches(x.t, x.log, x.path)
 }
 
-// readLaunch reads a line of the emulator. symbols are the plug-in's functions by their addresses.
-func readLaunch(t *testing.T, line string, symbols map[uint64]string) (l launch) {
+// readLaunches reads the emulator's file of launches of the plug-in `path`.
+func readLaunches(t *testing.T, log, path string) (all []launch) {
 	t.Helper()
-	var at uint64
-	name, rest, _ := strings.Cut(line, "\t")
-	l.name = name
-	if _, err := fmt.Sscanf(rest, "%x %d %d %d %d %d %d", &at, &l.grid, &l.threads, &l.shared, &l.multiplyAdds,
-		&l.bytesIn, &l.bytesOut); err != nil {
-		t.Fatalf("%q: %v", rest, err)
+	f, err := os.Open(log)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if l.symbol = symbols[at]; l.symbol == "" {
-		t.Fatalf("no symbol at %#x for %s", at, l.name)
+	defer f.Close()
+	symbols := symbolsOf(t, path)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var l launch
+		var at uint64
+		name, rest, _ := strings.Cut(lines.Text(), "\t")
+		l.name = name
+		if _, err := fmt.Sscanf(rest, "%x %d %d %d %d %d %d", &at, &l.grid, &l.threads, &l.shared, &l.multiplyAdds,
+			&l.bytesIn, &l.bytesOut); err != nil {
+			t.Fatalf("%q: %v", rest, err)
+		}
+		if l.symbol = symbols[at]; l.symbol == "" {
+			t.Fatalf("no symbol at %#x for %s", at, l.name)
+		}
+		all = append(all, l)
 	}
-	return l
+	return all
 }
 
 // symbolsOf returns the functions of a library by their addresses.

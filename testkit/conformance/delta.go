@@ -288,7 +288,7 @@ func deltaWant(name string, c *deltaCase, x deltaInput) []want {
 	return w
 }
 
-// deltaWidths returns cases of head sizes, without their scale.
+// deltaWidths returns cases of head sizes.
 func deltaWidths() (cases []deltaCase) {
 	add := func(c deltaCase) { cases = append(cases, c) }
 	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100},
@@ -298,6 +298,14 @@ func deltaWidths() (cases []deltaCase) {
 			L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 256, Dv: 256, Cu: one(18), L2Norm: true, In: 1, Out: 1}})
+	return scaled(cases)
+}
+
+// scaled sets the scales of cases by their place.
+func scaled(cases []deltaCase) []deltaCase {
+	for i := range cases {
+		cases[i].Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(cases[i].Dk))
+	}
 	return cases
 }
 
@@ -362,10 +370,7 @@ func deltaCases() []deltaCase {
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 64, Dv: 64, Cu: bounds(130, 48), L2Norm: true, In: 1,
 		Out: 1}, decay: 1, similar: true})
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 160, Dv: 20, Cu: one(200), L2Norm: true, In: 1, Out: 1}})
-	for i := range cases {
-		cases[i].Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(cases[i].Dk))
-	}
-	return cases
+	return scaled(cases)
 }
 
 func testGatedDelta(s *suite) {
@@ -379,7 +384,7 @@ func testGatedDelta(s *suite) {
 }
 
 func testDeltaWidths(s *suite) {
-	for _, c := range deltaCases()[:len(deltaWidths())] {
+	for _, c := range deltaWidths() {
 		s.typed(func(d tensor.DType, suffix string) {
 			s.deltaCase(d, fmt.Sprint(&c, suffix), &c, deltaLayouts{padded, headMajor, padded})
 		})

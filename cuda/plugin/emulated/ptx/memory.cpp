@@ -168,12 +168,12 @@ void generic_shared(Warp &w, const Instruction &i) { // cvta.shared.u64
   lanes(w.now, [=](unsigned l) { d[l] = a[l] + base; });
 }
 const Operation table[] = {
-    {"atom.global.add.f64", "lal", atomic_add<double>, Kind::PLAIN},
-    {"atom.global.add.f32", "waw", atomic_add<float>, Kind::PLAIN},
-    {"atom.global.add.u32", "waw", atomic_add<uint32_t>, Kind::PLAIN},
-    {"red.relaxed.gpu.global.add.v4.f32", "awwww", reduce_four, Kind::PLAIN},
-    {"cp.async.cg.shared.global", "sgww", copy<16>, Kind::PLAIN},
-    {"cp.async.ca.shared.global", "sgww", copy<4>, Kind::PLAIN},
+    {"atom.global.add.f64", "lal", atomic_add<double>, Kind::PLAIN, 8},
+    {"atom.global.add.f32", "waw", atomic_add<float>, Kind::PLAIN, 4},
+    {"atom.global.add.u32", "waw", atomic_add<uint32_t>, Kind::PLAIN, 4},
+    {"red.relaxed.gpu.global.add.v4.f32", "awwww", reduce_four, Kind::PLAIN, 16},
+    {"cp.async.cg.shared.global", "sgww", copy<16>, Kind::PLAIN, 16},
+    {"cp.async.ca.shared.global", "sgww", copy<4>, Kind::PLAIN, 4},
     {"cp.async.commit_group", "", commit, Kind::PLAIN},
     {"cp.async.wait_group", "w", wait, Kind::PLAIN},
     {"cvta.shared.u64", "ll", generic_shared, Kind::PLAIN},

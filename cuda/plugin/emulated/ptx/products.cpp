@@ -173,8 +173,8 @@ void wait(Warp &w, const Instruction &i) {
 }
 
 const Operation table[] = {
-    {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", "wwwwa", load_matrices<false>, Kind::TOGETHER},
-    {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "wwwwa", load_matrices<true>, Kind::TOGETHER},
+    {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", "wwwwa", load_matrices<false>, Kind::TOGETHER, 16},
+    {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "wwwwa", load_matrices<true>, Kind::TOGETHER, 16},
     {"movmatrix.sync.aligned.m8n8.trans.b16", "ww", transpose, Kind::TOGETHER},
     {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "wwwwwwwwwwwwww", multiply, Kind::TOGETHER},
     {"wgmma.fence.sync.aligned", "", fence, Kind::TOGETHER},

@@ -322,17 +322,14 @@ void Reader::operation(Instruction *i, std::string name, const std::vector<std::
   }
   operands(i, all, letters.c_str());
   i->run = o->run, i->kind = o->kind;
-  const auto access = [&](Space space, int operand, unsigned bytes, Width width) {
-    i->accesses.push_back({space, (uint8_t)operand, bytes, width});
-  };
-  if (starts(name, "ldmatrix")) access(Space::SHARED, 4, 16, i->width);
-  if (starts(name, "atom.")) access(Space::GLOBAL, 1, type_bytes(name), i->width);
-  if (starts(name, "red.")) access(Space::GLOBAL, 0, 16, i->width);
-  if (starts(name, "cp.async.cg") || starts(name, "cp.async.ca")) {
-    const unsigned bytes = starts(name, "cp.async.cg") ? 16 : 4;
-    access(Space::SHARED, 0, bytes, WORD);
-    access(Space::GLOBAL, 1, bytes, LONG);
-  }
+  for (size_t n = 0; n < letters.size() && o->bytes; n++)
+    if (const char c = letters[n]; c == 's' || c == 'g' || c == 'a') {
+      const bool shared = c == 's' || (c == 'a' && name.find(".shared") != std::string::npos);
+      i->accesses.push_back({shared ? Space::SHARED : Space::GLOBAL, (uint8_t)n, o->bytes,
+                             c == 's'   ? WORD
+                             : c == 'g' ? LONG
+                                        : i->width});
+    }
 }
 
 // location reads .loc FILE LINE COLUMN[, …], which nvcc writes with -lineinfo.

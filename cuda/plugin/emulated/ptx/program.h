@@ -102,11 +102,12 @@ const Program &program(const std::string &symbol);
 std::string symbol(const void *function);
 
 // Operation is an instruction by its name. operands has a letter for the width of each operand: p,
-// h, w or l.
+// h, w or l, or a, s or g for an address (program.cpp). bytes are what a lane accesses there.
 struct Operation {
   const char *name, *operands;
   void (*run)(Warp &, const Instruction &);
   Kind kind;
+  unsigned bytes = 0;
 };
 // find returns the operation of a name, NULL if the table does not have it.
 template <size_t N> const Operation *find(const Operation (&table)[N], const std::string &name) {
