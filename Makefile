@@ -178,9 +178,10 @@ cuda-guards: cuda-emulated
 	ULYSSES_TEST_GUARDS=1 $(GO) test ./cuda -count=1 -timeout 0 -run 'TestGuards$$'
 
 # The conformance suite on the instructions of the GPU build, which the emulated plug-in interprets.
-# It takes five minutes. CASES='GatedDelta|Conv1d' runs only these.
+# It also looks for races in shared memory. It takes ten minutes. CASES='GatedDelta|Conv1d' runs
+# only these.
 cuda-instructions: cuda cuda-emulated
-	ULYSSES_EMULATED_PTX=$(CURDIR)/build/cuda/ptx/kernels ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/libulysses_cuda_emulated.so \
+	ULYSSES_EMULATED_RACES=1 ULYSSES_EMULATED_PTX=$(CURDIR)/build/cuda/ptx/kernels ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/libulysses_cuda_emulated.so \
 	  $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance.*$$/^($(or $(CASES),.*))$$'
 
 # Fetches cuDNN and the libraries that it needs, for checks that need no GPU. The plug-in opens them

@@ -16,9 +16,9 @@ func init() {
 	flags.IntVar(&conformance.Every, "every", 1, "run each n-th case of a conformance test")
 }
 
-// TestInstructions runs each fourth case of the conformance suite, without the laws, on the PTX
-// instructions of the GPU build, which the emulated plug-in interprets. It needs make cuda. make
-// cuda-instructions runs the whole suite, in five minutes.
+// TestInstructions runs each fifth case of the conformance suite, without the laws, on the PTX
+// instructions of the GPU build, which the emulated plug-in interprets and in which it looks for
+// races. It needs make cuda. make cuda-instructions runs the whole suite, in ten minutes.
 func TestInstructions(t *testing.T) {
 	plugin := cudatest.Use(t)
 	if !cudatest.Emulated() {
@@ -28,8 +28,9 @@ func TestInstructions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(os.Args[0], "-test.run", "^TestConformance", "-test.skip", "/Laws$|//Laws$", "-every", "4")
-	c.Env = append(os.Environ(), "ULYSSES_EMULATED_PTX="+folder, "ULYSSES_CUDA_PLUGIN="+plugin)
+	c := exec.Command(os.Args[0], "-test.run", "^TestConformance", "-test.skip", "/Laws$|//Laws$", "-every", "5")
+	c.Env = append(os.Environ(), "ULYSSES_EMULATED_PTX="+folder, "ULYSSES_EMULATED_RACES=1",
+		"ULYSSES_CUDA_PLUGIN="+plugin)
 	out, err := c.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out[max(0, len(out)-1<<14):])

@@ -16,6 +16,7 @@ __global__ void ptx_branches(int *x) { *x = -1; }
 __global__ void ptx_faults(float *, int) {}
 __global__ void ptx_values(float *y, float, float) { *y = -1; }
 __global__ void ptx_traffic(int *) {}
+__global__ void ptx_races(void *, int) {}
 __global__ void ptx_unknown(int) {}
 __global__ void ptx_absent(int) {}
 }
@@ -71,8 +72,44 @@ static void counts_of_traffic() {
       EXPECT(got[name][i] == counts[i], "%s: column %d is %ld, want %ld", name.c_str(), i, got[name][i], counts[i]);
 }
 
+// races_in_shared_memory runs kernels with races, which are found whatever the order of the warps,
+// and at last one whose accesses are ordered.
+static void races_in_shared_memory() {
+  const std::vector<const char *> unordered = {"nothing orders it and the"}; // which comes first is random
+  const std::vector<const char *> words[] = {
+      {"reads byte", "nothing orders it and the write of thread", "with st.shared.u32 in line"},
+      unordered,
+      unordered,
+      {"writes byte", "nothing orders it and the read of"},
+      {"reads byte", "during the copy of", "cp.async.cg.shared.global"},
+      {"reads byte", "nothing orders it and the write of"},
+      {"reads byte", "without fence.proxy.async behind the write of"},
+      {"reads byte", "without fence.proxy.async behind the write of"},
+      {"writes byte", "during the product of warp"},
+      unordered,
+      unordered,
+      {"a race: "},
+      {"writes byte", "nothing orders it and the write of"},
+      {"before it has waited for a product"}};
+  setenv("ULYSSES_EMULATED_RACES", "1", 1);
+  void *x = device<int>(8);
+  int n = 0;
+  for (auto w : words) {
+    Stream *s = stream();
+    LAUNCH(ptx_races, 1, n == 8 ? 32 : 256, 8192, s, x, n); // the product of one warp
+    n++;
+    w.push_back("kernel ptx_races");
+    fails(s, cudaErrorLaunchFailure, w);
+  }
+  Stream *s = stream();
+  LAUNCH(ptx_races, 2, 256, 8192, s, x, n);
+  FINE(cudaStreamSynchronize(s->s));
+  unsetenv("ULYSSES_EMULATED_RACES");
+}
+
 void ptx_instructions() {
   counts_of_traffic();
+  races_in_shared_memory();
   Stream *s = stream();
   int *x = device<int>(32);
   LAUNCH(ptx_branches, 1, 32, 0, s, x);

@@ -4,6 +4,7 @@
 #include <fenv.h>
 #include <math.h>
 
+#include "races.h"
 #include "warp.h"
 
 namespace uly_emulated {
@@ -247,7 +248,10 @@ void ballot(Warp &w, const Instruction &i) {
   u32 *d = w.at<u32>(i.at[0]);
   lanes(~0u, [=](unsigned l) { d[l] = p; });
 }
-void sync_warp(Warp &w, const Instruction &i) { all_lanes(w, i.at[0]); }
+void sync_warp(Warp &w, const Instruction &i) {
+  all_lanes(w, i.at[0]);
+  if (w.block->races) w.block->races->sync_warp(w);
+}
 void nothing(Warp &, const Instruction &) {}
 void trap(Warp &, const Instruction &) { throw Fault("a trap"); }
 
@@ -393,7 +397,6 @@ const Operation table[] = {
     {"bar.warp.sync", "w", sync_warp, together},
     // addresses in the window of global memory are addresses
     UNARY("cvta.to.global.u64", "l", u64, same),
-    {"fence.proxy.async.shared::cta", "", nothing, plain},
     {"trap", "", trap, plain},
     {"setmaxnreg.inc.sync.aligned.u32", "w", nothing, together},
     {"setmaxnreg.dec.sync.aligned.u32", "w", nothing, together},

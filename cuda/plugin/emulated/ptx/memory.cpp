@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../heap.h"
+#include "races.h"
 #include "warp.h"
 
 namespace uly_emulated {
@@ -48,11 +49,21 @@ __attribute__((always_inline)) inline uint64_t address_of(Warp &w, const Instruc
   return (i.width == LONG ? w.at<uint64_t>(i.at[n])[lane] : w.at<uint32_t>(i.at[n])[lane]) + (uint64_t)i.offset;
 }
 
+// accessed looks for races of an access to shared memory.
+template <Space S> __attribute__((always_inline)) inline void accessed(Warp &w, const Instruction &i, unsigned lane,
+                                                                       const unsigned char *p, uint64_t bytes,
+                                                                       bool write) {
+  if ((S != SHARED && S != ANY) || !w.block->races) return;
+  const uint64_t at = (uint64_t)(p - w.block->shared.data());
+  if (at < w.block->shared_bytes) w.block->races->access(w, i, lane, at, bytes, write);
+}
+
 // T is the type in memory, R that of the register.
 template <Space S, class T, class R> void load_as(Warp &w, const Instruction &i) {
   const unsigned n = i.count;
   lanes(w.now, [&](unsigned l) {
     const unsigned char *p = place_at<S>(w, i, address_of(w, i, n, l), n * sizeof(T));
+    accessed<S>(w, i, l, p, n * sizeof(T), false);
     for (unsigned k = 0; k < n; k++) {
       T v;
       memcpy(&v, p + k * sizeof v, sizeof v);
@@ -64,6 +75,7 @@ template <Space S, class T, class R> void store_as(Warp &w, const Instruction &i
   const unsigned n = i.count;
   lanes(w.now, [&](unsigned l) {
     unsigned char *p = place_at<S>(w, i, address_of(w, i, 0, l), n * sizeof(T));
+    accessed<S>(w, i, l, p, n * sizeof(T), true);
     for (unsigned k = 0; k < n; k++) {
       const T v = (T)w.at<R>(i.at[1 + k])[l];
       memcpy(p + k * sizeof v, &v, sizeof v);
@@ -142,9 +154,10 @@ template <uint32_t BYTES> void copy(Warp &w, const Instruction &i) {
     aligned(from, BYTES);
     w.block->shared_at(to, BYTES);
     w.copied[l] = w.group[l] + 1;
-    const Copy c = {l, w.group[l], to, BYTES, present, from, &i};
-    if (random >> l & 1) complete(w, c);
-    else w.copies.push_back(c);
+    if (w.block->races) w.block->races->begin_copy(w, i, l, to - SHARED_START, BYTES);
+    const Copy c = {l, w.group[l], (random >> l & 1) != 0, to, BYTES, present, from, &i};
+    if (c.made) complete(w, c);
+    w.copies.push_back(c);
   });
 }
 void commit(Warp &w, const Instruction &) {
@@ -155,8 +168,12 @@ void wait(Warp &w, const Instruction &i) {
   lanes(w.now, [&](unsigned l) { w.waited[l] = std::max(w.waited[l], w.group[l] - pending); });
   size_t kept = 0;
   for (const Copy &c : w.copies) {
-    if (w.now >> c.lane & 1 && c.group < w.waited[c.lane]) complete(w, c);
-    else w.copies[kept++] = c;
+    if (!(w.now >> c.lane & 1) || c.group >= w.waited[c.lane]) {
+      w.copies[kept++] = c;
+      continue;
+    }
+    if (!c.made) complete(w, c);
+    if (w.block->races) w.block->races->end_copy(w, *c.by, c.lane, c.to - SHARED_START, c.bytes);
   }
   w.copies.resize(kept);
 }

@@ -1,6 +1,7 @@
 // Tensor cores: loads of matrices, products of a warp (mma) and of a warpgroup (wgmma).
 #include <math.h>
 
+#include "races.h"
 #include "warp.h"
 
 namespace uly_emulated {
@@ -14,6 +15,7 @@ template <bool TRANSPOSED> void load_matrices(Warp &w, const Instruction &i) {
   for (unsigned l = 0; l < 32; l++) {
     const uint64_t address = addresses[l] + (uint64_t)i.offset;
     aligned(address, 16);
+    if (w.block->races) w.block->races->access(w, i, l, address - SHARED_START, 16, false);
     memcpy(element[l / 8][l % 8], w.block->shared_at(address, 16), 16);
   }
   for (unsigned m = 0; m < 4; m++) {
@@ -98,13 +100,36 @@ struct Panels {
       throw Fault(format("a descriptor %#llx of another form than a swizzle of 128 bytes at base offset 0",
                          (unsigned long long)descriptor));
   }
-  float at(unsigned row, unsigned column) const {
+  uint32_t address(unsigned row, unsigned column) const {
     const uint32_t a = start + column / 64 * panel + row / 8 * eight_rows + row % 8 * 128 + column % 64 * 2;
+    return a ^ (a >> 7 & 7) << 4;
+  }
+  float at(unsigned row, unsigned column) const {
     uint16_t v;
-    memcpy(&v, block.shared_at(a ^ (a >> 7 & 7) << 4, 2), 2);
+    memcpy(&v, block.shared_at(address(row, column), 2), 2);
     return uly_bits<float>((uint32_t)v << 16);
   }
 };
+
+// operands calls f with the place and the bytes of the parts of a product's operands that this warp
+// reads from shared memory, eight elements each.
+template <class F> void operands(Warp &w, const Product &p, F f) {
+  const bool held = p.x == HELD;
+  auto part = [&](const Panels &o, unsigned row, unsigned column) {
+    const uint32_t a = o.address(row, column);
+    w.block->shared_at(a, 16);
+    f(a - SHARED_START, 16);
+  };
+  if (!held)
+    for (unsigned r = 0; r < 16; r++)
+      for (unsigned k = 0; k < 16; k += 8) part(Panels(*w.block, p.x), w.number % 4 * 16 + r, k);
+  const Panels y(*w.block, p.y);
+  for (unsigned n = 0; n < p.by->count; n++)
+    if (held)
+      for (unsigned k = 0; k < 16; k++) part(y, k, 8 * n);
+    else
+      for (unsigned c = 0; c < 16; c++) part(y, 8 * n + c / 2, c % 2 * 8);
+}
 
 uint64_t one_descriptor(Warp &w, uint32_t place) {
   const uint64_t *v = w.at<uint64_t>(place);
@@ -156,17 +181,26 @@ void issue(Warp &w, const Instruction &i) {
   }
   const Product p = {&i, held ? (uint64_t)HELD : one_descriptor(w, i.at[sums]), one_descriptor(w, behind[0]),
                      more != 0};
+  if (Races *r = w.block->races)
+    operands(w, p, [&](uint64_t at, uint64_t bytes) { r->begin_operand(w, i, at, bytes); });
   Group &g = w.products.back();
-  if (g.late) g.products.push_back(p);
-  else run_product(w, p);
+  g.products.push_back(p);
+  if (!g.late) run_product(w, p);
 }
 void fence(Warp &w, const Instruction &) { w.fenced = true; }
+void show(Warp &w, const Instruction &) {
+  if (w.block->races) w.block->races->show(w);
+}
 void commit(Warp &w, const Instruction &) { w.open = false; }
 void wait(Warp &w, const Instruction &i) {
   if (w.open) throw Fault("wgmma.wait_group with an open group of products");
   const uint32_t pending = w.at<uint32_t>(i.at[0])[0];
   while (w.products.size() > pending) {
-    for (const Product &p : w.products.front().products) run_product(w, p);
+    for (const Product &p : w.products.front().products) {
+      if (w.products.front().late) run_product(w, p);
+      if (Races *r = w.block->races)
+        operands(w, p, [&](uint64_t at, uint64_t bytes) { r->end_operand(w, *p.by, at, bytes); });
+    }
     w.products.pop_front();
   }
   w.fenced = false;
@@ -177,6 +211,7 @@ const Operation table[] = {
     {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "wwwwa", load_matrices<true>, Kind::TOGETHER, 16},
     {"movmatrix.sync.aligned.m8n8.trans.b16", "ww", transpose, Kind::TOGETHER},
     {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "wwwwwwwwwwwwww", multiply, Kind::TOGETHER},
+    {"fence.proxy.async.shared::cta", "", show, Kind::PLAIN},
     {"wgmma.fence.sync.aligned", "", fence, Kind::TOGETHER},
     {"wgmma.commit_group.sync.aligned", "", commit, Kind::TOGETHER},
     {"wgmma.wait_group.sync.aligned", "w", wait, Kind::TOGETHER},

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "../settings.h"
+#include "races.h"
 #include "traffic.h"
 #include "warp.h"
 
@@ -77,7 +78,9 @@ void come(Warp &w, const Instruction &i) {
   if (reduces) r.any |= (w.predicate(i.at[2]) & w.now) != 0;
   w.answer = reduces ? i.at[0] : ~0u;
   if (i.barrier != Arrival::LEAVES) w.waits = (int)number;
+  if (b.races) b.races->arrive(w, number);
   if (r.arrived < r.expected) return;
+  if (b.races) b.races->pass(number);
   for (Warp &o : b.warps)
     if (o.waits == (int)number) {
       o.waits = -1;
@@ -91,6 +94,7 @@ void end(Warp &w) {
   for (unsigned l = 0; l < 32; l++)
     if (w.now >> l & 1 && w.copied[l] > w.waited[l])
       throw Fault("a thread ends before it has waited for a copy (cp.async)");
+  if (!w.products.empty()) throw Fault("a thread ends before it has waited for a product (wgmma)");
   w.alive &= ~w.now;
   w.active &= ~w.now;
 }
@@ -186,6 +190,7 @@ void set_special(Warp &w, unsigned n, uint32_t value) {
 
 void run_block(Block &b, dim3 index, dim3 size) {
   poison(b.shared.data(), b.shared.size());
+  if (b.races) b.races->begin();
   for (Barrier &r : b.barriers) r = {};
   for (Warp &w : b.warps) {
     unsigned char *registers = w.registers;
@@ -272,6 +277,11 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared,
       prepare(w);
       const unsigned values[6] = {size.x, size.y, size.z, grid.x, grid.y, grid.z};
       for (unsigned k = 0; k < 3; k++) set_special(w, 3 + k, values[k]), set_special(w, 9 + k, values[3 + k]);
+    }
+    static Races races;
+    if (setting("ULYSSES_EMULATED_RACES", 0)) {
+      races.prepare(b);
+      b.races = &races;
     }
     begin_counts(p);
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;

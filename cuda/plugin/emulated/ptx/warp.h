@@ -11,10 +11,11 @@
 namespace uly_emulated {
 namespace ptx {
 
-// Copy is an asynchronous copy of one lane (cp.async) that has not been made.
+// Copy is an asynchronous copy of one lane (cp.async) that has not been waited for.
 struct Copy {
   unsigned lane;
   int group;
+  bool made;
   uint32_t to, bytes, present;
   uint64_t from;
   const Instruction *by;
@@ -28,7 +29,8 @@ struct Product {
   uint64_t x, y;
   bool more; // the sums before are added
 };
-// Group is a group of products that has not been waited for. If it is late, they are not computed.
+// Group is a group of products that has not been waited for. If it is late, they have not been
+// computed.
 struct Group {
   bool late;
   std::vector<Product> products;
@@ -41,6 +43,7 @@ struct Diverged {
 };
 
 struct Block;
+class Races;
 struct Warp {
   Block *block = nullptr;
   unsigned number = 0; // in its block
@@ -80,6 +83,7 @@ struct Block {
   uint32_t shared_bytes = 0;
   std::vector<Warp> warps;
   Barrier barriers[16];
+  Races *races = nullptr; // if they are looked for
 
   // shared_at returns shared memory at an address in the window.
   unsigned char *shared_at(uint64_t address, uint64_t bytes) {
