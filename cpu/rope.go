@@ -14,7 +14,8 @@ import (
 const angleWork = 64
 
 // RopeTable writes scale times the cosine and sine of positions [T] times frequencies [half] to cos
-// and sin [T, half]. An angle is one F32 product; cosine and sine are computed in double precision.
+// and sin [T, half], with Length also times the gain of the position. An angle is one F32 product;
+// all else is computed in double precision.
 func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RopeTable"}
@@ -23,6 +24,9 @@ func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 	n, half := a.Positions.Shape[0], a.Freq.Shape[0]
 	c.dense("cos", a.Cos, tensor.F32, n, half)
 	c.dense("sin", a.Sin, tensor.F32, n, half)
+	if a.Length < 0 {
+		c.fail("length is %d; it must be at least 0", a.Length)
+	}
 	if c.err != nil || half == 0 {
 		return c.err
 	}
@@ -34,7 +38,7 @@ func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 	*(*C.rope_table_args)(d.args) = C.rope_table_args{positions: (*C.int32_t)(a.Positions.Data), freq: floatsOf(a.Freq),
 		cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), tokens: C.int64_t(n), half: C.int64_t(half),
 		per_task: C.int64_t(perTask),
-		scale:    C.double(scale)}
+		scale:    C.double(scale), beta: C.double(a.Beta), length: C.int64_t(a.Length)}
 	return d.run(C.K_rope_table, ceilDiv(n, perTask))
 }
 

@@ -351,8 +351,10 @@ typedef struct {
   uly_tensor cos;
   uly_tensor sin;
   double scale;
+  double beta;
+  int64_t length;
 } uly_rope_table;
-ULY_SIZE(uly_rope_table, 584)
+ULY_SIZE(uly_rope_table, 600)
 
 typedef struct {
   uly_tensor probs;
@@ -522,4 +524,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0x68b3e576u
+#define ULY_OPERATIONS_SUM 0x09199c26u

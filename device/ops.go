@@ -143,12 +143,16 @@ type RMSNormGrad struct {
 }
 
 // RopeTable writes cos and sin of positions[t]·freq[i], times Scale (0 = 1). The angle is one F32
-// product, as in transformers, so that both rotate by the same angle at long positions.
+// product, as in transformers, so that both rotate by the same angle at long positions. With Length
+// above 0, cos and sin are also multiplied by 1 + Beta·ln(1 + ⌊positions[t]/Length⌋), the gain of
+// queries in Ministral 3: a rotation of a whole head by this table is the rotation times the gain.
 type RopeTable struct {
-	Positions tensor.Tensor `op:"in"`  // [T] I32
+	Positions tensor.Tensor `op:"in"`  // [T] I32, with Length at least 0
 	Freq      tensor.Tensor `op:"in"`  // [R/2] F32
 	Cos, Sin  tensor.Tensor `op:"out"` // [T, R/2]
 	Scale     float64
+	Beta      float64
+	Length    int64 // positions
 }
 
 // Rope rotates the first R features of each head by the table and copies the others (Su et al.

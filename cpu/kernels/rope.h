@@ -8,7 +8,8 @@ typedef struct {
   const float *freq;
   float *cos, *sin;               // [tokens, half]
   int64_t tokens, half, per_task; // per_task: tokens
-  double scale;                   // of cos and sin
+  double scale, beta;             // cos and sin times scale·(1 + beta·ln(1 + ⌊position/length⌋))
+  int64_t length;                 // 0: no beta
 } rope_table_args;
 
 typedef struct {

@@ -89,6 +89,10 @@ func testRefusals(s *suite) {
 		"RopeTable of another length": func() error {
 			return b.dev.RopeTable(b.stream, &device.RopeTable{Positions: ids, Freq: x5, Cos: x35, Sin: f(2, 5)})
 		},
+		"RopeTable with a negative length": func() error {
+			return b.dev.RopeTable(b.stream,
+				&device.RopeTable{Positions: ids, Freq: x5, Cos: x35, Sin: y35, Length: -1})
+		},
 		"Rope with too many angles": func() error {
 			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: x35, Sin: x35})
 		},

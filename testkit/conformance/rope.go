@@ -34,16 +34,28 @@ func angles(tokens, rotary int64) (positions []int64, freq []float64) {
 func (s *suite) ropeTableCase(tokens, rotary int64) {
 	positions, freq := angles(tokens, rotary)
 	half := rotary / 2
-	for _, scale := range []float64{0, 1.25} {
-		cos, sin := ref.RopeTable[float64](positions, freq, scale)
-		cos32, sin32 := ref.RopeTable[float32](positions, freq, scale)
-		s.check(fmt.Sprintf("table %dx%d times %v", tokens, half, scale),
+	for _, x := range []struct {
+		scale, beta float64
+		length      int64
+	}{{}, {scale: 1.25}, {beta: 0.5, length: 1000}, {1.25, -0.125, 1}, {0, 3, 1 << 33}} {
+		cos, sin := ref.RopeTable[float64](positions, freq, x.scale)
+		cos32, sin32 := ref.RopeTable[float32](positions, freq, x.scale)
+		if x.length > 0 {
+			for t, gain := range ref.Gains(positions, x.beta, x.length) {
+				for i := range half {
+					at := int64(t)*half + i
+					cos[at], sin[at] = cos[at]*gain, sin[at]*gain
+					cos32[at], sin32[at] = cos32[at]*float32(gain), sin32[at]*float32(gain)
+				}
+			}
+		}
+		s.check(fmt.Sprintf("table %dx%d %+v", tokens, half, x),
 			[]want{both("cos", cos, cos32), both("sin", sin, sin32)}, func(b *bench) ([]*array, error) {
 				c, z := b.out("cos", tensor.F32, dense, tokens, half), b.out("sin", tensor.F32, shifted, tokens, half)
 				return []*array{c, z}, b.dev.RopeTable(b.stream, &device.RopeTable{
 					Positions: b.in("positions", tensor.I32, shifted, floats(positions), tokens).Tensor,
 					Freq:      b.in("freq", tensor.F32, shifted, freq, half).Tensor, Cos: c.Tensor, Sin: z.Tensor,
-					Scale: scale})
+					Scale: x.scale, Beta: x.beta, Length: x.length})
 			})
 	}
 }

@@ -32,6 +32,14 @@ func (l Llama3) Scale(freq []float64) []float64 {
 	return y
 }
 
+// Gains returns the gain of queries at positions: 1 + beta·ln(1 + ⌊position/length⌋).
+func Gains(positions []int64, beta float64, length int64) (gains []float64) {
+	for _, p := range positions {
+		gains = append(gains, 1+beta*math.Log(float64(1+p/length)))
+	}
+	return gains
+}
+
 // RopeTable returns cos and sin [T, R/2] of positions[t]·freq[i], times scale (0 = 1). The angle is
 // one float32 product for every T, as transformers computes it. At position 10⁶ it may differ from
 // the exact product by 0.03, so a program with exact angles would be another model.

@@ -1,7 +1,7 @@
 // Rotary embeddings (Su et al. 2021, arXiv:2104.09864). RopeTable: cos and sin [T, half] of
-// positions [T] · freq [half], times scale. Rope: y = x [T, H, D], where features i and half + i
-// are rotated by angle i of the token, and features from 2·half on are copied. With w, each head is
-// first normalized by RMSNorm.
+// positions [T] · freq [half], times scale and the gain of the position. Rope: y = x [T, H, D],
+// where features i and half + i are rotated by angle i of the token, and features from 2·half on
+// are copied. With w, each head is first normalized by RMSNorm.
 #include "check.h"
 #include "moves.h"
 
@@ -10,17 +10,20 @@ namespace {
 constexpr int BLOCK = 256;
 
 // rope_table computes an angle as one float product, as transformers does, and its sine and cosine
-// in double precision.
+// in double precision. With length above 0, they are multiplied by
+// 1 + beta·ln(1 + ⌊position/length⌋).
 __global__ void __launch_bounds__(BLOCK)
     rope_table(const int32_t *positions, const float *freq, float *cosine, float *sine, int64_t n, int64_t half,
-               Divider by, bool narrow, double scale) {
+               Divider by, bool narrow, double scale, double beta, uint32_t length) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += stride) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / half;
     double s, c;
     sine_cosine((double)((float)positions[t] * freq[i - t * half]), &s, &c);
-    cosine[i] = (float)(c * scale);
-    sine[i] = (float)(s * scale);
+    const float steps = length ? logf((float)(1 + (uint32_t)positions[t] / length)) : 0.0f;
+    const double factor = scale * fma(beta, (double)steps, 1.0);
+    cosine[i] = (float)(c * factor);
+    sine[i] = (float)(s * factor);
   }
 }
 
@@ -32,10 +35,11 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
   const int64_t tokens = a->positions.shape[0], half = a->freq.shape[0], n = tokens * half;
   c.dense("cos", a->cos, ULY_F32, {tokens, half});
   c.dense("sin", a->sin, ULY_F32, {tokens, half});
+  if (a->length < 0) c.refuse("length is %lld; it must be at least 0", (long long)a->length);
   if (c.failed() || n == 0) return c.code;
   LAUNCH(rope_table, blocks_for(n, BLOCK), BLOCK, 0, s, (const int32_t *)a->positions.data, (const float *)a->freq.data,
          (float *)a->cos.data, (float *)a->sin.data, n, half, Divider(half), is_narrow(n),
-         a->scale == 0 ? 1.0 : a->scale);
+         a->scale == 0 ? 1.0 : a->scale, a->beta, (uint32_t)(a->length < UINT32_MAX ? a->length : UINT32_MAX));
   return check_launch(d, "cuda.RopeTable");
 }
 
