@@ -20,8 +20,9 @@ type Args struct {
 
 	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, are optional. With them, Forward rotates q and
 	// k while it packs them, and Backward applies the inverse rotation to dq and dk while it
-	// unpacks them. Q and K are not changed.
-	Cos, Sin tensor.Tensor
+	// unpacks them. Q and K are not changed. QCos and QSin are the table of q and dq, if k and dk
+	// have another one; nil = Cos and Sin.
+	Cos, Sin, QCos, QSin tensor.Tensor
 
 	// QNorm and KNorm are optional and need Cos and Sin. With them, Forward and Restore normalize
 	// the heads of q and k (RMSNorm) while they pack them, before the rotation. DQ and DK of
@@ -49,6 +50,14 @@ type Args struct {
 	// Workspace is U8, Sizes.Workspace bytes, aligned to Info.Align. Its content has no meaning
 	// between calls.
 	Workspace tensor.Tensor
+}
+
+// queryTable returns the table of angles of q.
+func (a *Args) queryTable() (cos, sin tensor.Tensor) {
+	if a.QCos.IsNil() && a.QSin.IsNil() {
+		return a.Cos, a.Sin
+	}
+	return a.QCos, a.QSin
 }
 
 // HeadNorm is the RMSNorm of heads (device.RMSNorm). A nil W means no norm.
@@ -391,8 +400,9 @@ func (p *Plan) attend(s device.Stream, b *Batch, a *Args, x *local, scratch tens
 func (p *Plan) qkvTensors(b *Batch, a *Args, x *local) [3]reshardTensor {
 	sch := p.placed(b)
 	q, k := sch.queries.exchange, sch.keys.exchange
+	cos, sin := a.queryTable()
 	return [...]reshardTensor{
-		{seq: a.Q, heads: x.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin, norm: a.QNorm},
+		{seq: a.Q, heads: x.q, split: p.query, rows: q, cos: cos, sin: sin, norm: a.QNorm},
 		{seq: a.K, heads: x.k, split: p.key, rows: k, cos: a.Cos, sin: a.Sin, norm: a.KNorm},
 		{seq: a.V, heads: x.v, split: p.key, rows: k},
 	}
@@ -434,8 +444,9 @@ func (p *Plan) doutTensor(b *Batch, g *Grads, d *local) reshardTensor {
 func (p *Plan) gradTensors(b *Batch, a *Args, g *Grads, d *local) [3]reshardTensor {
 	sch := p.placed(b)
 	q, k := sch.queries.exchange, sch.keys.exchange
+	cos, sin := a.queryTable()
 	return [...]reshardTensor{
-		{seq: g.DQ, heads: d.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin},
+		{seq: g.DQ, heads: d.q, split: p.query, rows: q, cos: cos, sin: sin},
 		{seq: g.DK, heads: d.k, split: p.key, rows: k, first: p.shared(), cos: a.Cos, sin: a.Sin},
 		{seq: g.DV, heads: d.v, split: p.key, rows: k, first: p.shared()},
 	}

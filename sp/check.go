@@ -199,7 +199,8 @@ func (p *Plan) checkNorm(op string, a *Args, x HeadNorm, w, rstd string, rows, h
 	return checkTensor(op, rstd, x.RStd, tensor.F32, rows, heads)
 }
 
-// checkRotation checks the norms and the tables of angles. One table serves queries and keys.
+// checkRotation checks the norms and the tables of angles. Queries and keys have one table, or two
+// of one shape.
 func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 	if err := p.checkNorm(op, a, a.QNorm, "q_norm.w", "q_norm.rstd", b.spec.Batch*b.Rows(), p.layer.Heads); err != nil {
 		return err
@@ -208,7 +209,8 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 		p.layer.KVHeads); err != nil {
 		return err
 	}
-	if a.Cos.IsNil() && a.Sin.IsNil() {
+	qCos, qSin := a.queryTable()
+	if a.Cos.IsNil() && a.Sin.IsNil() && qCos.IsNil() && qSin.IsNil() {
 		return nil
 	}
 	if b.queries.n != b.keys.n {
@@ -220,7 +222,7 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 	for _, x := range [...]struct {
 		name string
 		t    tensor.Tensor
-	}{{"cos", a.Cos}, {"sin", a.Sin}} {
+	}{{"cos", a.Cos}, {"sin", a.Sin}, {"q_cos", qCos}, {"q_sin", qSin}} {
 		if err := checkShape(op, x.name, x.t, tensor.F32, b.spec.Batch*b.Rows(), half); err != nil {
 			return err
 		}

@@ -36,7 +36,12 @@ func rotate(b *bench, dst, src, cos, sin tensor.Tensor, inverse bool) {
 
 // Rotating q and k during packing, and dq and dk during unpacking, is bitwise equal to rotating
 // them before and after the call. The caller's q and k do not change.
-func TestRotationOnTheWay(t *testing.T) {
+func TestRotationOnTheWay(t *testing.T) { testRotation(t, false) }
+
+// The same with another table for q and dq.
+func TestRotationByTwoTables(t *testing.T) { testRotation(t, true) }
+
+func testRotation(t *testing.T, two bool) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {
 			return err
@@ -46,17 +51,27 @@ func TestRotationOnTheWay(t *testing.T) {
 		cos, sin := angles(b, r.x, half)
 		like := func(t tensor.Tensor) tensor.Tensor { return b.gapped(t.Shape[0], t.Shape[1], t.Shape[2], t.Shape[3]) }
 		q, k := like(want.a.Q), like(want.a.K)
-		rotate(b, q, want.a.Q, cos, sin, false)
+		qCos, qSin := cos, sin
+		if two {
+			qCos, qSin = b.tensor(cos.Shape[0], half), b.tensor(cos.Shape[0], half)
+			for i, x := range cos.Float32s() {
+				gain := 1 + float32(int64(i)/half%3)/4
+				qCos.Float32s()[i], qSin.Float32s()[i] = gain*x, gain*sin.Float32s()[i]
+			}
+		}
+		rotate(b, q, want.a.Q, qCos, qSin, false)
 		rotate(b, k, want.a.K, cos, sin, false)
 		want.a.Q, want.a.K = q, k
 		if err := want.forwardBackward(b); err != nil {
 			return err
 		}
-		rotate(b, want.g.DQ, want.g.DQ, cos, sin, true)
+		rotate(b, want.g.DQ, want.g.DQ, qCos, qSin, true)
 		rotate(b, want.g.DK, want.g.DK, cos, sin, true)
 
 		before := prepare(b, c, lc.layer, lc.batch, 0, 0)
-		r.a.Cos, r.a.Sin = cos, sin
+		if r.a.Cos, r.a.Sin = cos, sin; two {
+			r.a.QCos, r.a.QSin = qCos, qSin
+		}
 		if err := r.forwardBackward(b); err != nil {
 			return err
 		}
@@ -78,11 +93,15 @@ func TestRotationRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()
 	r := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8}, BatchSpec{Batch: 1, Seq: 5}, 0, 0)
-	for name, cos := range map[string]tensor.Tensor{"rows": b.tensor(4, 4), "angles": b.tensor(5, 5),
+	good := b.tensor(5, 4)
+	for name, wrong := range map[string]tensor.Tensor{"rows": b.tensor(4, 4), "angles": b.tensor(5, 5),
 		"one of two": {}} {
-		r.a.Cos, r.a.Sin = cos, b.tensor(5, 4)
-		if err := r.p.Forward(b.stream, r.x, &r.a); status.Of(err) != status.InvalidArgument {
-			t.Errorf("%s: %v", name, err)
+		for table, x := range map[string][4]tensor.Tensor{"k": {wrong, good}, "q": {good, good, wrong, good},
+			"q alone": {2: good, 3: good}, "sin of q": {good, good, good, wrong}} {
+			r.a.Cos, r.a.Sin, r.a.QCos, r.a.QSin = x[0], x[1], x[2], x[3]
+			if err := r.p.Forward(b.stream, r.x, &r.a); status.Of(err) != status.InvalidArgument {
+				t.Errorf("%s, %s: %v", table, name, err)
+			}
 		}
 	}
 	cross := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8},
