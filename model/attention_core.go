@@ -88,10 +88,11 @@ func (c *attentionCore) setGroup(p *pass, g int64, t heads, mixed, saved tensor.
 		}
 	}
 	c.args.Q, c.args.K, c.args.V, c.args.Out = batched(t.q), batched(t.k), batched(t.v), batched(mixed.Split(1, c.hq))
-	c.args.Cos, c.args.Sin = tensor.Tensor{}, tensor.Tensor{}
+	var table angles
 	if !c.noRope {
-		c.args.Cos, c.args.Sin = p.tables[c.mask].cos, p.tables[c.mask].sin
+		table = p.tables[c.mask]
 	}
+	c.args.Cos, c.args.Sin, c.args.QCos, c.args.QSin = table.cos, table.sin, table.qCos, table.qSin
 	c.args.Sinks = c.ofGroup(p, g, c.logits)
 	if !p.dry {
 		c.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) +
@@ -197,8 +198,9 @@ func (c *attentionCore) newCache(d *Decoder) (kept cache, err error) {
 func (c *attentionCore) attendCached(p *pass, kept *cache, at int64, t heads, qNorm, kNorm *Param, eps float64,
 	mixed tensor.Tensor) {
 	n := mixed.Shape[0]
-	c.rotate(p, t.q, t.q, qNorm, eps)
-	c.rotate(p, kept.k.Slice(0, at, at+n), t.k, kNorm, eps)
+	table := &p.tables[c.mask]
+	c.rotate(p, t.q, t.q, table.ofQueries(), qNorm, eps)
+	c.rotate(p, kept.k.Slice(0, at, at+n), t.k, *table, kNorm, eps)
 	p.Copy(kept.v.Slice(0, at, at+n), t.v)
 	scores := device.Attention{Q: t.q, K: kept.k.Slice(0, 0, at+n), V: kept.v.Slice(0, 0, at+n),
 		Out: mixed.Split(1, c.hq), LSE: p.tempF32(n, c.hq), Sinks: c.logits, CuQ: []int64{0, n},
@@ -209,15 +211,15 @@ func (c *attentionCore) attendCached(p *pass, kept *cache, at int64, t heads, qN
 	}
 }
 
-// rotate writes x [n, H, D], after its norm if there is one, rotated by the positions of the pass.
-func (c *attentionCore) rotate(p *pass, y, x tensor.Tensor, norm *Param, eps float64) {
+// rotate writes x [n, H, D], after its norm if there is one, rotated by a table of the pass.
+func (c *attentionCore) rotate(p *pass, y, x tensor.Tensor, t angles, norm *Param, eps float64) {
 	if c.noRope {
 		if x.Data != y.Data {
 			p.Copy(y, x)
 		}
 		return
 	}
-	mark, t := p.mark(), p.tables[c.mask]
+	mark := p.mark()
 	r := device.Rope{X: x, Y: y, Cos: t.cos, Sin: t.sin}
 	if norm != nil {
 		r.W, r.Eps, r.Centre, r.RStd = norm.Value, eps, norm.centre, p.tempF32(x.Shape[0], x.Shape[1])

@@ -397,7 +397,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
 		{llama31, `"model_type": "phi"`, no,
 			[]string{
-				`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe, seed_oss and gpt_oss are`}},
+				`"phi" is not built: llama, mistral, ministral, ministral3, mixtral, gemma2, gemma3_text, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, olmoe, glm, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, minimax_m2, ernie4_5, ernie4_5_moe, seed_oss and gpt_oss are`}},
 		{llama31, `"model_type": "llama4"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad,
 			[]string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},

@@ -217,7 +217,7 @@ func (d *Decoder) run(n, at int64) error {
 	p.begin(m, &d.ctx, &d.batch, n, sizes{}, false)
 	p.plans = &m.alone
 	defer d.work.Reset(d.work.Mark())
-	p.passBuffers.allocate(&p.executor, n, m.Config.HiddenSize, m.Config.RotaryDim, m.Config.LocalRope != nil)
+	p.passBuffers.allocate(&p.executor, n, m.Config)
 	m.bias.upload(p, m)
 	for k := range m.rotations {
 		if r := &m.rotations[k]; r.rope != nil {

@@ -208,10 +208,12 @@ func (e *executor) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tenso
 	e.gradReady(w)
 }
 
-// RopeTable computes cos and sin of the positions' angles, times scale (0 = 1).
-func (e *executor) RopeTable(cos, sin, positions, freq tensor.Tensor, scale float64) {
+// RopeTable computes cos and sin of the positions' angles, times scale (0 = 1), and with length
+// above 0 also times the gain of queries.
+func (e *executor) RopeTable(cos, sin, positions, freq tensor.Tensor, scale, beta float64, length int64) {
 	if !e.skip() {
-		e.ropeTable = device.RopeTable{Positions: positions, Freq: freq, Cos: cos, Sin: sin, Scale: scale}
+		e.ropeTable = device.RopeTable{Positions: positions, Freq: freq, Cos: cos, Sin: sin, Scale: scale, Beta: beta,
+			Length: length}
 		e.err = e.dev.RopeTable(e.ctx.Stream, &e.ropeTable)
 	}
 }

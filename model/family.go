@@ -43,6 +43,7 @@ type family struct {
 	localField  string           // the field with this theta, besides the table of sliding layers; "" = none
 	rotaryShare float64          // default of partial_rotary_factor; 0 = all features are rotated
 	rope        map[string]any   // default of rope_parameters; nil = no scaling
+	queryGain   bool             // queries are multiplied by a gain of their position (Rope.QueryBeta)
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
@@ -105,6 +106,7 @@ func (f *family) size(name string, r *reader) int64 {
 // around it.
 type files struct {
 	outer   string      // model_type of the multimodal model, whose text_config is read
+	named   bool        // text_config has the model_type; without one, the text model is of another type
 	prefix  [][2]string // prefixes of the names of tensors there, and in the text model
 	dropped []string    // prefixes of tensors that the text model does not have
 	further string      // the field with the number of further layers, which predict further tokens
@@ -119,6 +121,12 @@ func withImages(outer string) files {
 			{"language_model.lm_head.", "lm_head."}},
 		dropped: []string{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
 			"model.multi_modal_projector."}}
+}
+
+// byName returns the files of a text model that the text_config of the multimodal model names.
+func (f files) byName() files {
+	f.named = true
+	return f
 }
 
 // biases says which projections of attention have biases.
@@ -191,6 +199,15 @@ var families = map[string]*family{
 		theta: 10000, window: 4096, layers: allSlide, files: withImages("mistral3")},
 	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
 		theta: 10000, kinds: softmaxKinds, window: 4096, layers: allSlide},
+	"ministral3": {class: "Ministral3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5,
+		theta: 10000, headDim: 128, queryGain: true,
+		sizes: map[string]int64{"vocab_size": 131072, "num_attention_heads": 32, "num_key_value_heads": 8,
+			"max_position_embeddings": 262144},
+		window: 4096, noWindow: true, layers: allSlide,
+		rope: map[string]any{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+			"original_max_position_embeddings": int64(16384), "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+			"mscale_all_dim": 1.0, queryBeta: 0.1},
+		files: withImages("mistral3").byName()},
 	"qwen2": {class: "Qwen2ForCausalLM", norms: preNorms, activation: silu, biases: qkvBiases, eps: 1e-6, theta: 10000,
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
 	"qwen3": {class: "Qwen3ForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
@@ -362,7 +379,7 @@ func textOf(raw map[string]any) map[string]any {
 		return raw
 	}
 	for modelType, f := range families {
-		if f.files.outer == "" || f.files.outer != raw["model_type"] {
+		if f.files.outer == "" || f.files.outer != raw["model_type"] || f.files.named {
 			continue
 		}
 		text = maps.Clone(text)

@@ -324,6 +324,8 @@ func TestFolderWithVision(t *testing.T) {
 			[]string{"model.vision_tower.", "model.multi_modal_projector."}},
 		{"mistral", "mistral3", []string{"model.", "language_model.model."},
 			[]string{"vision_tower.", "multi_modal_projector."}},
+		{"ministral3", "mistral3", []string{"model.", "language_model.model."},
+			[]string{"vision_tower.", "multi_modal_projector."}},
 		{"gemma3", "gemma3", []string{"model.", "language_model.model."},
 			[]string{"vision_tower.", "multi_modal_projector."}},
 	} {

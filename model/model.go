@@ -259,7 +259,7 @@ func (m *Model) isAlone(b *sp.Batch) bool { return b.Size() == 1 && m.comm.Size(
 // counts memory.
 func (m *Model) execute(p *pass) {
 	b := p.batch
-	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim, m.Config.LocalRope != nil)
+	p.passBuffers.allocate(&p.executor, p.tokens, m.Config)
 	m.allocateStores(p)
 	m.bias.upload(p, m)
 	p.balance.begin(p, m)

@@ -97,18 +97,32 @@ type passBuffers struct {
 	residualStream tensor.Tensor // [T, hidden], where it is not saved
 }
 
-// angles has cos and sin of the angles of RoPE, [T, R/2] F32.
-type angles struct{ cos, sin tensor.Tensor }
+// angles has cos and sin of the angles of RoPE, [T, R/2] F32. qCos and qSin are the table of
+// queries with a gain; nil = cos and sin.
+type angles struct{ cos, sin, qCos, qSin tensor.Tensor }
 
-// allocate allocates the buffers for the rest of the pass. With local, layers with a window have a
-// RoPE of their own.
-func (b *passBuffers) allocate(e *executor, tokens, hidden, rotaryDim int64, local bool) {
-	table := func() angles { return angles{e.tempF32(tokens, rotaryDim/2), e.tempF32(tokens, rotaryDim/2)} }
-	b.tables[fullMask] = table()
-	if b.tables[slidingMask] = b.tables[fullMask]; local {
-		b.tables[slidingMask] = table()
+// ofQueries returns the table of queries.
+func (a *angles) ofQueries() angles {
+	if a.qCos.IsNil() {
+		return *a
 	}
-	b.rstd, b.act, b.residualStream = e.tempF32(tokens), e.temp(tokens, hidden), e.temp(tokens, hidden)
+	return angles{cos: a.qCos, sin: a.qSin}
+}
+
+// allocate allocates the buffers for the rest of the pass.
+func (b *passBuffers) allocate(e *executor, tokens int64, c *Config) {
+	table := func(r *Rope) (a angles) {
+		half := c.RotaryDim / 2
+		if a.cos, a.sin = e.tempF32(tokens, half), e.tempF32(tokens, half); r.QueryBeta != 0 {
+			a.qCos, a.qSin = e.tempF32(tokens, half), e.tempF32(tokens, half)
+		}
+		return a
+	}
+	b.tables[fullMask] = table(&c.Rope)
+	if b.tables[slidingMask] = b.tables[fullMask]; c.LocalRope != nil {
+		b.tables[slidingMask] = table(c.LocalRope)
+	}
+	b.rstd, b.act, b.residualStream = e.tempF32(tokens), e.temp(tokens, c.HiddenSize), e.temp(tokens, c.HiddenSize)
 }
 
 // begin prepares a pass of the model.

@@ -261,6 +261,11 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask, 
 		q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)
 		k = ref.Rope(tokens, shape.Hkv, shape.D, k, cos, sin, false)
 	}
+	if rope.QueryBeta != 0 {
+		for t, gain := range ref.Gains(wide(s.positions), rope.QueryBeta, rope.QueryLength) {
+			scale(q[int64(t)*shape.Hq*shape.D:][:shape.Hq*shape.D], gain)
+		}
+	}
 	mixed, _ := ref.AttentionForward(shape, q, k, v)
 	if gate != nil {
 		mixed = ref.SigmoidGate(mixed, gate)

@@ -30,6 +30,9 @@ type Rope struct {
 	// of the scores of latent attention, with scaled positions and mscale_all_dim; 0 = 1
 	ScoreGain float64 `json:",omitempty"`
 	Share     float64 // proportional: of the features, that are rotated
+	// a rotated query is multiplied by 1 + QueryBeta·ln(1 + ⌊position/QueryLength⌋) (Ministral 3)
+	QueryBeta   float64 `json:",omitempty"`
+	QueryLength int64   `json:",omitempty"`
 }
 
 // Switches reports whether the frequencies depend on the longest document of the batch.

@@ -160,9 +160,9 @@ func overrideRope(raw, fields map[string]any) {
 	raw[into] = table
 }
 
-// YarnFields returns the fields of the model's YaRN besides type, factor and original length, as in
-// TOML with a comma before each. A table with another factor needs them, because a job's table
-// replaces the whole table of the model.
+// YarnFields returns the fields of the model's YaRN besides type, factor and original length, and
+// of a gain of queries, as in TOML with a comma before each. A table with another factor needs
+// them, because a job's table replaces the whole table of the model.
 func (c *Config) YarnFields() (text string) {
 	var table map[string]any
 	if c.family.localTheta > 0 {
@@ -170,7 +170,11 @@ func (c *Config) YarnFields() (text string) {
 	} else if _, t := ropeTable(&reader{raw: c.raw, seen: map[string]bool{}}); t != nil {
 		table = t.raw
 	}
-	for _, name := range yarnFields {
+	names := yarnFields
+	if c.family.queryGain {
+		names = append(names[:len(names):len(names)], queryBeta)
+	}
+	for _, name := range names {
 		if x := table[name]; x != nil {
 			text += fmt.Sprintf(", %s = %v", name, x)
 		}

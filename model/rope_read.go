@@ -12,6 +12,9 @@ import (
 // originalLength is the field with the positions of the training before RoPE was extended.
 const originalLength = "original_max_position_embeddings"
 
+// queryBeta is the field with the growth of the gain of queries, which Llama 4 introduced.
+const queryBeta = "llama_4_scaling_beta"
+
 // readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers
 // 4), and how many features of a head are rotated. The sections of multimodal positions are
 // ignored: in text, time, height and width are equal.
@@ -218,6 +221,9 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 		t.fault(status.Unsupported, "rope_type = %q is not built: %s", rope.Type, notbuilt.RoPETypes.Instead)
 		return rope, share
 	}
+	if c.family.queryGain {
+		readQueryGain(t, &rope)
+	}
 	if c.IsLatent() && rope.Type != "default" {
 		if all := t.number("mscale_all_dim", 0); all != 0 {
 			rope.ScoreGain = math.Pow(rope.gain(all), 2)
@@ -265,6 +271,25 @@ func (c *Config) readYarn(t *reader, rope *Rope) {
 		def = rope.gain(m) / rope.gain(all)
 	}
 	rope.Scale = t.positive("attention_factor", def)
+}
+
+// readQueryGain reads the gain of queries. As in transformers, its growth has no default, and its
+// length is the original length of RoPE's scaling, which types without one need for the gain.
+func readQueryGain(t *reader, rope *Rope) {
+	if !t.has(queryBeta) {
+		t.fault(status.InvalidConfig, "%s is missing: give the number of the model, 0.1 in published ones, or 0 for no gain",
+			queryBeta)
+		return
+	}
+	if rope.QueryBeta = t.number(queryBeta, 0); math.IsInf(rope.QueryBeta, 0) {
+		t.fault(status.InvalidConfig, "%s = %v: give a finite number", queryBeta, rope.QueryBeta)
+	}
+	switch rope.Type {
+	case "yarn", "longrope", "llama3":
+		rope.QueryLength = int64(rope.OriginalMaxPositionEmbeddings)
+	default:
+		rope.QueryLength = t.extent(originalLength, 0, maxPositions)
+	}
 }
 
 // gain returns YaRN's factor of attention for a value of mscale.

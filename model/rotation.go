@@ -15,13 +15,16 @@ func newRotation(rope *Rope, dim int64) rotation {
 	return rotation{rope: rope, dim: dim, frequencies: rope.Frequencies(dim, 0)}
 }
 
-// table computes cos and sin of the batch's positions. If RoPE switches, it first copies the
-// frequencies for the batch to the device, unless they are there.
+// table computes cos and sin of the batch's positions, also for queries with a gain. If RoPE
+// switches, it first copies the frequencies for the batch to the device, unless they are there.
 func (r *rotation) table(p *pass, t *angles) {
 	if n := p.batch.Length; r.rope.Switches() && n != r.length && !p.skip() {
 		r.rope.frequencies(r.frequencies, r.dim, n)
 		p.Copy(r.freq, tensor.OfFloat32(r.frequencies, int64(len(r.frequencies))))
 		r.length = n
 	}
-	p.RopeTable(t.cos, t.sin, p.batch.Positions, r.freq, r.rope.Scale)
+	p.RopeTable(t.cos, t.sin, p.batch.Positions, r.freq, r.rope.Scale, 0, 0)
+	if !t.qCos.IsNil() {
+		p.RopeTable(t.qCos, t.qSin, p.batch.Positions, r.freq, r.rope.Scale, r.rope.QueryBeta, r.rope.QueryLength)
+	}
 }

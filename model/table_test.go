@@ -139,6 +139,9 @@ func (f *family) rotation() string {
 	if f.latent {
 		text += "; the last `qk_rope_head_dim` features of a head"
 	}
+	if f.queryGain {
+		text += "; queries times a gain of their position (`llama_4_scaling_beta`)"
+	}
 	if f.files.pairs {
 		text += "; neighbours are rotated"
 	} else if f.latent {

@@ -48,10 +48,10 @@ func (j *Job) checkPositions(c *model.Config) error {
 }
 
 // extension returns the fields of a rope_scaling with which the model has n positions: that of the
-// model with another factor, or YaRN. It returns "" if another factor does not suffice, and for
-// phi3, which has longrope alone.
+// model with another factor, or YaRN. It returns "" if another factor does not suffice, for phi3,
+// which has longrope alone, and for a gain of queries with another length than the one of YaRN.
 func extension(c *model.Config, n int64) string {
-	if c.ModelType == "phi3" {
+	if c.ModelType == "phi3" || c.Rope.QueryLength > 0 && c.Rope.Type != "yarn" {
 		return ""
 	}
 	r, original := &c.Rope, c.MaxPositionEmbeddings

@@ -8,6 +8,7 @@ import transformers
 from transformers.models.glm4.modeling_glm4 import Glm4RotaryEmbedding
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.ministral3.modeling_ministral3 import Ministral3RotaryEmbedding
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -16,6 +17,7 @@ ROTARY = dict(
     phi3=Phi3RotaryEmbedding,
     glm4=Glm4RotaryEmbedding,
     gpt_oss=GptOssRotaryEmbedding,
+    ministral3=Ministral3RotaryEmbedding,
 )
 
 SHORT = [1 + 0.1 * k for k in range(8)]
@@ -29,6 +31,8 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=8192,
 )
+MINISTRAL3 = dict(model_type="ministral3", num_key_value_heads=1)
+GAIN = dict(llama_4_scaling_beta=0.1, original_max_position_embeddings=16)
 DYNAMIC = dict(rope_type="dynamic", factor=4.0)
 
 # Each case: rope_parameters, what else config.json has, and the lengths of batches.
@@ -107,6 +111,11 @@ CASES = [
     # an empty table is RoPE without scaling, a missing one is YaRN
     ({}, dict(model_type="gpt_oss"), [0]),
     (None, dict(model_type="gpt_oss"), [0]),
+    # the default is the table of published models, which has theta 1e6 also beside another one
+    (None, dict(MINISTRAL3, head_dim=128), [0]),
+    (None, dict(MINISTRAL3, rope_theta=300.0), [0]),
+    (dict(YARN, mscale=0.7, llama_4_scaling_beta=0.1), MINISTRAL3, [0]),
+    (dict(rope_type="default", **GAIN), MINISTRAL3, [0]),
 ]
 
 # OLMo 3: the places of a theta that transformers reads for full attention and for windows.
