@@ -56,6 +56,19 @@ DELTA = dict(
     ),
 )
 
+# The gain of queries has five steps in the longest document.
+MINISTRAL3 = dict(
+    rope_parameters=dict(
+        rope_type="yarn",
+        rope_theta=100.0,
+        factor=8.0,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        original_max_position_embeddings=8,
+        llama_4_scaling_beta=0.4,
+    ),
+)
+
 EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=22)
 BIAS = "e_score_correction_bias"  # by which experts are chosen
 # Experts in groups, chosen by sigmoids.
@@ -89,6 +102,21 @@ FAMILIES = {
     "mistral, window in a shard": ("Mistral", dict(sliding_window=4)),
     "mistral, window over shards": ("Mistral", dict(sliding_window=23)),
     "ministral": ("Ministral", dict(sliding_window=13, layer_types=MIXED)),
+    "ministral3": ("Ministral3", MINISTRAL3),
+    "ministral3, window, rotation without scaling": (
+        "Ministral3",
+        dict(
+            MINISTRAL3,
+            sliding_window=12,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=100.0,
+                original_max_position_embeddings=5,
+                llama_4_scaling_beta=-0.2,
+            ),
+        ),
+    ),
     "qwen2": ("Qwen2", dict(head_dim=6, tie_word_embeddings=True)),
     "qwen2, window": (
         "Qwen2",

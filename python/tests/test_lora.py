@@ -115,6 +115,7 @@ CASES = {
     "phi3": ("all-linear", False),
     "glm": ("all-linear", False),
     "glm4": ("all-linear", True),
+    "ministral3": ("all-linear", False),
     "deepseek-v2": (["q_b_proj", "kv_a_proj_with_mqa", "o_proj"], False),
     "deepseek-v3": (
         ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],

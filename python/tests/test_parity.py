@@ -27,6 +27,7 @@ need_program = need(
 
 if packages("torch", "transformers", "safetensors"):
     import torch
+    import transformers
     from parity import BATCH, FAMILIES, SEQUENCE, STEPS, Reference, build, data, load
     from safetensors.torch import load_file, save_file
 
@@ -240,6 +241,35 @@ class MXFP4(unittest.TestCase):
             path = job(folder, source)
             found = tensors_of(folder / "found.safetensors", path, 2, ["parallel.experts=2"])
             self.assertLessEqual(error(found["logits"], logits), TOLERANCE)
+
+
+@need_program
+class Vision(unittest.TestCase):
+    def test_text_model(self) -> None:
+        """Of a mistral3, the language model is read, and saved as transformers loads it."""
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary)
+            source, out = folder / "source", folder / "out"
+            model = build("ministral3")
+            vision = dict(model_type="pixtral", hidden_size=32, intermediate_size=32)
+            vision |= dict(num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8)
+            config = transformers.Mistral3Config(
+                text_config=model.config.to_dict(), vision_config=vision, tie_word_embeddings=False
+            )
+            whole = transformers.Mistral3ForConditionalGeneration(config)
+            whole.model.language_model.load_state_dict(model.model.state_dict())
+            whole.lm_head.load_state_dict(model.lm_head.state_dict())
+            whole.save_pretrained(source)
+            save_file(data(), folder / "data.safetensors")
+            path = job(folder, source)
+            logits, _, _ = Reference(build("ministral3")).step(0, LR)
+            found = tensors_of(folder / "found.safetensors", path, 2, ["parallel.ulysses=2"])
+            self.assertLessEqual(error(found["logits"], logits), TOLERANCE)
+            run(path, sets=["optimizer.lr=0.0", "train.steps=1", f'output.dir="{out}"'])
+            saved = load("ministral3", out / "model")
+            pairs = zip(model.named_parameters(), saved.named_parameters(), strict=True)
+            for (name, x), (_, y) in pairs:
+                self.assertTrue(torch.equal(x, y), name)
 
 
 def _family(name: str):
