@@ -33,6 +33,9 @@ type Environment struct {
 	// Wired: the launcher has set variables of PMIx, PMI or Open MPI, by which an MPI library finds
 	// the other processes.
 	Wired bool
+	// Sizeless is a variable with its value, such as "PMIX_RANK=2", by which a launcher has
+	// numbered this process, if no variable has the number of processes; otherwise "".
+	Sizeless string
 }
 
 // Env returns the environment of this process. Host is always set.
@@ -78,10 +81,16 @@ func read(get func(string) string) Environment {
 		e.End = time.Unix(int64(n), 0)
 	}
 	e.Wired = get("PMIX_RANK") != "" || get("PMI_RANK") != "" || get("OMPI_COMM_WORLD_SIZE") != ""
+	for _, name := range []string{"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"} {
+		if rank := get(name); rank != "" && e.Sizeless == "" {
+			e.Sizeless = name + "=" + rank
+		}
+	}
 	for _, l := range launchers {
 		if n := number(l.size); n > 0 {
 			e.Launcher, e.Tasks, e.Rank, e.LocalRank, e.LocalSize = l.name, n, number(l.rank), number(l.localRank),
 				number(l.localSize)
+			e.Sizeless = ""
 			break
 		}
 	}
@@ -142,6 +151,12 @@ const UsePMI = "use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
 // there, Open MPI would end the process with a long message about its build, and MPICH would make
 // each process rank 0 of 1. mpiBuilt says whether the program was built with MPI.
 func (e Environment) Ready(mpiBuilt bool) error {
+	if e.Sizeless != "" {
+		name, _, _ := strings.Cut(e.Sizeless, "=")
+		return status.Errorf(status.InvalidArgument,
+			"launch: a launcher has set %s, but no number of tasks in OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_STEP_NUM_TASKS, so each task would run the whole job; start the program with all variables of the launcher, or, to run one process alone, unset %s",
+			e.Sizeless, name)
+	}
 	if !mpiBuilt {
 		return e.Check(1, false)
 	}

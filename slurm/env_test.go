@@ -15,6 +15,8 @@ func TestRead(t *testing.T) {
 		"alone": {nil, Environment{}},
 		"garbage": {map[string]string{"OMPI_COMM_WORLD_SIZE": "four", "PMI_SIZE": "-2", "SLURM_STEP_NUM_TASKS": ""},
 			Environment{Wired: true}},
+		"no size": {map[string]string{"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "abc", "SLURM_PROCID": "2"},
+			Environment{Wired: true, Sizeless: "PMIX_RANK=2"}},
 		"mpirun": {map[string]string{"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3",
 			"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
 			Environment{Launcher: "mpirun (Open MPI)", Tasks: 4, Rank: 3, LocalRank: 1, LocalSize: 2, Wired: true}},
@@ -103,6 +105,18 @@ func TestReady(t *testing.T) {
 		if c.text == "" && err != nil || c.text != "" &&
 			(status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.text)) {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// Without the number of tasks, each task of a launcher would run the whole job.
+func TestReadyWithoutASize(t *testing.T) {
+	for _, mpi := range []bool{false, true} {
+		err := read(func(name string) string { return map[string]string{"PMIX_RANK": "2"}[name] }).Ready(mpi)
+		want := "launch: a launcher has set PMIX_RANK=2, but no number of tasks"
+		if status.Of(err) != status.InvalidArgument || !strings.HasPrefix(err.Error(), want) ||
+			!strings.HasSuffix(err.Error(), "unset PMIX_RANK") {
+			t.Errorf("with MPI: %v: %v", mpi, err)
 		}
 	}
 }
