@@ -54,7 +54,8 @@ func trainOwning(e *Env) (err error) {
 			units.Count(s.trainer.Loop.Resumed, "step"), s.steps, report.WhyEarly(s.Job), s.trainer.Best())
 		return s.saveMissing()
 	}
-	if s.stop, err = launch.NewStopper(e.Job.Train.TimeLimit, e.signals, start); err != nil {
+	if s.stop, err = launch.NewStopper(e.Job.Train.TimeLimit, e.signals, start,
+		func(text string) { e.Log.Warn().Msg(text) }); err != nil {
 		return err
 	}
 	if warning := s.rank().WarnIdleRanks(nil); warning != "" {

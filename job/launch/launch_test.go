@@ -3,6 +3,8 @@ package launch
 import (
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +14,7 @@ import (
 // The time of reading the model, 25 minutes of an hour, does not count as a step. Two steps of 18
 // minutes do not fit into the remaining time.
 func TestStopAfterLongStart(t *testing.T) {
-	x, err := NewStopper("1h", new(Signals), time.Now().Add(-25*time.Minute))
+	x, err := NewStopper("1h", new(Signals), time.Now().Add(-25*time.Minute), nil)
 	if err != nil || x.Now() {
 		t.Errorf("35 minutes remain and the steps are short: the run stopped, or %v", err)
 	}
@@ -24,7 +26,7 @@ func TestStopAfterLongStart(t *testing.T) {
 
 // The time of a checkpoint is kept free twice before the limit.
 func TestStopLeavesTimeForACheckpoint(t *testing.T) {
-	x, err := NewStopper("1h", new(Signals), time.Now().Add(-40*time.Minute))
+	x, err := NewStopper("1h", new(Signals), time.Now().Add(-40*time.Minute), nil)
 	if err != nil || x.Now() {
 		t.Errorf("20 minutes remain: the run stopped, or %v", err)
 	}
@@ -36,6 +38,28 @@ func TestStopLeavesTimeForACheckpoint(t *testing.T) {
 	x.Saved(11 * time.Minute)
 	if !x.Now() {
 		t.Error("a checkpoint of 11 minutes does not fit twice into 20, and the run did not stop")
+	}
+}
+
+// An end of the job that has passed is not the current one. It does not stop each run after a step.
+func TestEndThatHasPassed(t *testing.T) {
+	start := time.Now()
+	for ago, want := range map[time.Duration]bool{-5 * time.Second: true, -time.Hour: false, time.Hour: false} {
+		t.Setenv("SLURM_JOB_END_TIME", strconv.FormatInt(start.Add(-ago).Unix(), 10))
+		warnings := 0
+		x, err := NewStopper("auto", new(Signals), start, func(text string) {
+			warnings++
+			if !strings.Contains(text, " before the start, so the run has no time limit; set for example ") {
+				t.Error(text)
+			}
+		})
+		if err != nil || (warnings > 0) != (ago > 0) {
+			t.Fatalf("%v: %d warnings, %v", ago, warnings, err)
+		}
+		x.last = x.last.Add(-10 * time.Second) // a step of 10 s
+		if got := x.Now(); got != want {
+			t.Errorf("the end was %v ago: stops: %v", ago, got)
+		}
 	}
 }
 

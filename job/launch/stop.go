@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"time"
 
 	"ulysses/internal/status"
@@ -21,13 +22,20 @@ type Stopper struct {
 }
 
 // NewStopper returns the Stopper of a run that started at start. limit is train.time_limit: "off",
-// "auto" (the end of the Slurm job) or a duration.
-func NewStopper(limit string, signals *Signals, start time.Time) (*Stopper, error) {
+// "auto" (the end of the Slurm job) or a duration. An end of the Slurm job before start is not the
+// current one, because the job's time limit was raised, or because another job has left the
+// variable in the environment. Then the run has no limit, and warn is called.
+func NewStopper(limit string, signals *Signals, start time.Time, warn func(text string)) (*Stopper, error) {
 	x := &Stopper{signals: signals, start: start, last: time.Now()}
 	switch limit {
 	case "off":
 	case "auto":
-		x.end = slurm.Env().End
+		if x.end = slurm.Env().End; !x.end.IsZero() && !x.end.After(start) {
+			warn(fmt.Sprintf(
+				"train.time_limit: SLURM_JOB_END_TIME=%d was %v before the start, so the run has no time limit; set for example train.time_limit = \"3h30m\"",
+				x.end.Unix(), start.Sub(x.end).Round(time.Second)))
+			x.end = time.Time{}
+		}
 	default:
 		d, err := time.ParseDuration(limit)
 		if err != nil {
