@@ -244,7 +244,7 @@ func TestCommandLinesAreOne(t *testing.T) {
 				o = x.other
 			}
 			o.Stdout, o.Stderr = io.Discard, io.Discard
-			err, _ := runRank(launch.Rank{World: c, OnNode: 3}, o, runKind)
+			err, _ := runRank(launch.Rank{World: c, OnNode: 3, Local: c.Rank()}, o, runKind)
 			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), x.want) {
 				t.Errorf("%s: rank %d: %v", x.name, c.Rank(), err)
 			}

@@ -50,7 +50,7 @@ func clusterRank(r launch.Rank, o *Options) (err error, alone bool) {
 		}
 	}()
 	world := comm.NewCounted(r.World, "world", comm.NewLedger(), clock.New(), watch)
-	found, err := checkCluster(world, watch, host, r.OnNode, o)
+	found, err := checkCluster(world, watch, host, r, o)
 	if err != nil {
 		return err, false
 	}
@@ -65,11 +65,12 @@ func clusterRank(r launch.Rank, o *Options) (err error, alone bool) {
 }
 
 // checkCluster checks the cluster for the job. Collective.
-func checkCluster(world comm.Comm, watch *comm.Watch, host string, onNode int, o *Options) (*cluster.Report, error) {
+func checkCluster(world comm.Comm, watch *comm.Watch, host string, r launch.Rank, o *Options) (*cluster.Report,
+	error) {
 	if err := sameCommand(world, o); err != nil {
 		return nil, err
 	}
-	s := &cluster.Subject{Host: host, LocalRank: localRank(world), Version: programVersion(), Program: "/proc/self/exe",
+	s := &cluster.Subject{Host: host, Version: programVersion(), Program: "/proc/self/exe",
 		Variables: cluster.Variables(os.Environ()), Interfaces: cluster.Interfaces()}
 	if _, err := os.Stat(s.Program); err != nil {
 		s.Program, _ = os.Executable()
@@ -104,20 +105,22 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, onNode int, o
 	if folder != nil {
 		defer folder.Close()
 	}
-	places, err := comm.GatherJSON(world, "launch", ownPlace())
+	places, err := comm.GatherJSON(world, "launch", ownPlace(r.Local, r.OnNode))
 	if err != nil {
 		return nil, err
 	}
+	local, perNode := onNode(places, world.Rank())
+	s.LocalRank = local
 	threads := int(j.Device.Threads)
 	if threads == 0 {
-		threads = threadsOf(places, world.Rank(), onNode)
+		threads = threadsOf(places, world.Rank(), perNode)
 	}
-	s.Open = func() (device.Device, tensor.DType, error) { return openFor(j, threads, localRank(world), onNode) }
-	r, err := cluster.Check(world, s)
+	s.Open = func() (device.Device, tensor.DType, error) { return openFor(j, threads, local, perNode) }
+	report, err := cluster.Check(world, s)
 	if err == nil {
-		r.Advise(placementWarnings(places, int(j.Mesh.Ulysses*j.Mesh.Ring), int(j.Device.Threads)))
+		report.Advise(placementWarnings(places, int(j.Mesh.Ulysses*j.Mesh.Ring), int(j.Device.Threads)))
 	}
-	return r, err
+	return report, err
 }
 
 // openFor opens this rank's device as the job asks for it.

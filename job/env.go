@@ -46,6 +46,7 @@ type Env struct {
 	opener   opener
 	timeout  time.Duration // of a collective; 0 = none
 	perNode  int           // ranks of this rank's node
+	local    int           // index of this rank among them
 	places   []place       // of all ranks
 	threads  int           // of this rank, for work on the host (device.threads)
 	freeHost int64         // bytes of free host memory for this rank at the start; 0 = unknown

@@ -75,7 +75,13 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	}
 	j := file.Default()
 	j.Device.Backend, j.Device.DType = g.device, g.dtype
-	d, _, err := backends.Open(backends.Choice{Backend: g.device, LocalRank: localRank(world), RanksOnNode: r.OnNode})
+	places, err := comm.GatherJSON(world, "launch", ownPlace(r.Local, r.OnNode))
+	if err != nil {
+		return false, err
+	}
+	local, perNode := onNode(places, world.Rank())
+	d, _, err := backends.Open(backends.Choice{Backend: g.device, LocalRank: local, RanksOnNode: perNode,
+		Threads: threadsOf(places, world.Rank(), perNode)})
 	if d != nil {
 		defer d.Close()
 	}

@@ -17,7 +17,6 @@ import (
 	"ulysses/job/file"
 	"ulysses/job/launch"
 	"ulysses/job/plan"
-	"ulysses/slurm"
 	"ulysses/tensor"
 )
 
@@ -34,7 +33,8 @@ var defaultOpener = opener{backends.Open, backends.OpenComm, nil}
 
 // open reads the job file, opens the device and makes the mesh. Collective: all ranks succeed or
 // return the same error.
-func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
+func (e *Env) open(r launch.Rank, o Options) error {
+	world := r.World
 	if err := sameCommand(world, &o, comm.Field{Name: "program", Value: vers.Build()}); err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	if e.opener = o.open; e.opener.device == nil {
 		e.opener = defaultOpener
 	}
-	if err := e.openDevice(world, ranksOnNode); err != nil {
+	if err := e.openDevice(r); err != nil {
 		return err
 	}
 	if err := e.chooseMesh(world); err != nil {
@@ -98,15 +98,13 @@ func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
 }
 
 // openDevice opens the device and chooses the compute type.
-func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
-	t := &e.Job.Device
-	e.perNode = max(1, ranksOnNode)
-	if err := e.findPlaces(world); err != nil {
+func (e *Env) openDevice(r launch.Rank) error {
+	t, world := &e.Job.Device, r.World
+	if err := e.findPlaces(world, r); err != nil {
 		return err
 	}
-	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: e.threads, LocalRank: localRank(world),
-		RanksOnNode:   ranksOnNode,
-		Deterministic: t.Deterministic})
+	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: e.threads, LocalRank: e.local,
+		RanksOnNode: e.perNode, Deterministic: t.Deterministic})
 	if err == nil {
 		e.Device = d
 		e.Compute, err = e.Job.ComputeType(d.Info())
@@ -126,7 +124,7 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 		}
 		return err
 	}
-	e.freeHost = proc.FreeMemory() / int64(max(1, ranksOnNode))
+	e.freeHost = proc.FreeMemory() / int64(e.perNode)
 	info := d.Info()
 	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels,
 		file.DTypeName(e.Compute))
@@ -230,14 +228,6 @@ func (e *Env) leave(err error) error {
 	return e.Mesh.Close()
 }
 
-// localRank returns the number of this rank among the ranks of its node.
-func localRank(world comm.Comm) int {
-	if world.Kind() == "local" {
-		return world.Rank()
-	}
-	return slurm.Env().LocalRank
-}
-
 // onOneRank returns the same job on this rank alone, which processes all sequences of the global
 // batch, one micro-batch after the other.
 func (e *Env) onOneRank() (*Env, error) {
@@ -254,6 +244,6 @@ func (e *Env) onOneRank() (*Env, error) {
 	one := *e
 	one.Job, one.Ledger, one.Clock, one.Watch = &j, comm.NewLedger(), clock.New(), nil
 	one.Log = one.Log.Level(zerolog.ErrorLevel)
-	one.world = comm.Local(1)[0]
+	one.world, one.local = comm.Local(1)[0], 0
 	return &one, one.openMesh(one.world)
 }

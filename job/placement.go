@@ -12,22 +12,43 @@ import (
 	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/job/launch"
 )
 
 // place is where a rank runs.
 type place struct {
-	Host  string
-	Cores string // on which it may run, as "0-3,8-11"; "" = unknown
-	Kind  string // of its device
-	GPU   string // UUID
-	NUMA  int    // node of the GPU
-	Near  string // cores of this node; "" = unknown
+	Host   string
+	Local  int    // index of the rank among the ranks of its node, if OnNode is known
+	OnNode int    // ranks of its node; 0 = the launcher does not say
+	Cores  string // on which it may run, as "0-3,8-11"; "" = unknown
+	Kind   string // of its device
+	GPU    string // UUID
+	NUMA   int    // node of the GPU
+	Near   string // cores of this node; "" = unknown
 }
 
 // ownPlace returns where this rank runs, without its device.
-func ownPlace() place {
+func ownPlace(local, onNode int) place {
 	host, _ := os.Hostname()
-	return place{Host: host, Cores: proc.Cores()}
+	return place{Host: host, Local: local, OnNode: onNode, Cores: proc.Cores()}
+}
+
+// onNode returns the index of a rank among the ranks of its node, and their number. Some launchers
+// do not say these, such as mpiexec of Cray and flux: then the ranks of a host are on one node.
+// Otherwise each rank would use the first GPU, and plan with all memory of the node.
+func onNode(all []place, rank int) (local, size int) {
+	if !slices.ContainsFunc(all, func(p place) bool { return p.OnNode == 0 }) {
+		return all[rank].Local, all[rank].OnNode
+	}
+	for r, p := range all {
+		if p.Host == all[rank].Host {
+			if r < rank {
+				local++
+			}
+			size++
+		}
+	}
+	return local, size
 }
 
 // withDevice adds the device of the rank. root is "/" except in tests.
@@ -182,13 +203,14 @@ func scattered(all []place, nodes []node, perSequence int) string {
 	return ""
 }
 
-// findPlaces gathers where all ranks run, before they open devices, and sets this rank's threads.
-// Collective.
-func (e *Env) findPlaces(world comm.Comm) error {
-	all, err := comm.GatherJSON(world, "launch", ownPlace())
+// findPlaces gathers where all ranks run, before they open devices, and sets this rank's index on
+// its node and its threads. Collective.
+func (e *Env) findPlaces(world comm.Comm, r launch.Rank) error {
+	all, err := comm.GatherJSON(world, "launch", ownPlace(r.Local, r.OnNode))
 	if err != nil {
 		return err
 	}
+	e.local, e.perNode = onNode(all, world.Rank())
 	if e.threads = int(e.Job.Device.Threads); e.threads == 0 {
 		e.threads = threadsOf(all, world.Rank(), e.perNode)
 	}
@@ -199,7 +221,7 @@ func (e *Env) findPlaces(world comm.Comm) error {
 // Collective: all ranks return the same error.
 func (e *Env) checkPlaces(world comm.Comm) (err error) {
 	if e.places, err = comm.GatherJSON(world, "device",
-		ownPlace().withDevice(e.Device.Info().Kind, backends.GPUID(e.Device), "/")); err != nil {
+		ownPlace(e.local, e.perNode).withDevice(e.Device.Info().Kind, backends.GPUID(e.Device), "/")); err != nil {
 		return err
 	}
 	return kindFault(e.places)

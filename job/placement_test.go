@@ -105,6 +105,20 @@ func TestThreadsOf(t *testing.T) {
 	}
 }
 
+// If the launcher of a rank does not say how many ranks a node has, the ranks of a host are on one.
+func TestOnNode(t *testing.T) {
+	all := []place{{Host: "n1", OnNode: 2}, {Host: "n2", OnNode: 2}, {Host: "n1", Local: 1, OnNode: 2},
+		{Host: "n2", Local: 1, OnNode: 2}}
+	for _, known := range []bool{true, false} {
+		for rank := range all {
+			if local, size := onNode(all, rank); local != rank/2 || size != 2 {
+				t.Errorf("known: %v: rank %d is %d of %d, want %d of 2", known, rank, local, size, rank/2)
+			}
+		}
+		all[2].Local, all[2].OnNode = 0, 0
+	}
+}
+
 // The cores near a GPU come from the files of the system.
 func TestPlaceOfGPU(t *testing.T) {
 	root := t.TempDir()

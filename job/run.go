@@ -146,7 +146,7 @@ func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone 
 		}
 		alone = e.alone
 	}()
-	if err := e.open(r.World, r.OnNode, o); err != nil {
+	if err := e.open(r, o); err != nil {
 		return err, false
 	}
 	defer e.Device.Close()

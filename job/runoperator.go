@@ -32,7 +32,7 @@ func computeOperator(e *Env) (*operator.Report, error) {
 func (e *Env) operatorRank() *plan.Rank {
 	parts := &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute,
 		FreeHost: e.freeHost, PerNode: e.perNode}
-	return &plan.Rank{Parts: parts, LocalRank: localRank(e.world)}
+	return &plan.Rank{Parts: parts, LocalRank: e.local}
 }
 
 // runOperator runs an operator job and prints its report, with the bytes of the all-to-alls beside

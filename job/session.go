@@ -328,5 +328,5 @@ func (s *session) report() *report.Run {
 
 // rank returns this rank for the planner.
 func (s *session) rank() *plan.Rank {
-	return &plan.Rank{Parts: s.parts, LocalRank: localRank(s.world)}
+	return &plan.Rank{Parts: s.parts, LocalRank: s.local}
 }

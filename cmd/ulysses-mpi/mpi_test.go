@@ -318,6 +318,17 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
+// Ranks of a launcher that does not say how many are on a node divide its memory all the same.
+func TestLauncherWithoutLocalRanks(t *testing.T) {
+	bare := "unset OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_LOCAL_RANK; exec \"$@\""
+	argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3", "sh", "-c", bare, "sh",
+		program},
+		small(t.TempDir(), "train.steps=1", "parallel.ulysses=1", "model.new.hidden_size=65536")...)
+	if code, _, stderr := launch(t, nil, argv...); code != 4 || !strings.Contains(stderr, "GiB free for 3 ranks") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
 // Processes of one job with different commands are refused: at once if all of them start MPI,
 // otherwise after the timeout.
 func TestVerbsOfAJobAreOne(t *testing.T) {

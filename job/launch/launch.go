@@ -30,7 +30,8 @@ type Options struct {
 // Rank is a rank that has started.
 type Rank struct {
 	World   comm.Comm
-	OnNode  int               // ranks of this rank's node
+	OnNode  int               // ranks of this rank's node; 0 = the launcher does not say
+	Local   int               // index of this rank among them, if OnNode is known
 	Timeout time.Duration     // of a collective, from the environment; 0 = none
 	Late    func(text string) // must be called when a rank has exceeded Timeout, after World.Abort
 }
@@ -78,7 +79,8 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	if err := env.Check(world.Size(), true); err != nil {
 		return refused(env, err)
 	}
-	err, _ = body(Rank{World: world, OnNode: env.LocalSize, Timeout: timeout, Late: func(string) {}})
+	err, _ = body(Rank{World: world, OnNode: env.LocalSize, Local: env.LocalRank, Timeout: timeout,
+		Late: func(string) {}})
 	limitEnd(world, timeout, err, &o)
 	return err
 }
@@ -158,7 +160,8 @@ func startLocal(n int, timeout time.Duration, body func(Rank) (err error, alone 
 	late := make(chan string, n)
 	go func() {
 		done <- comm.RunLocal(n, func(c comm.Comm) error {
-			err, alone := body(Rank{World: c, OnNode: n, Timeout: timeout, Late: func(text string) { late <- text }})
+			err, alone := body(Rank{World: c, OnNode: n, Local: c.Rank(), Timeout: timeout,
+				Late: func(text string) { late <- text }})
 			if alone {
 				return err
 			}
