@@ -13,6 +13,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/launch"
+	"ulysses/slurm"
 )
 
 // place is where a rank runs.
@@ -21,6 +22,7 @@ type place struct {
 	Local  int    // index of the rank among the ranks of its node, if OnNode is known
 	OnNode int    // ranks of its node; 0 = the launcher does not say
 	Cores  string // on which it may run, as "0-3,8-11"; "" = unknown
+	CPUs   int    // that Slurm has given the ranks of its node; 0 = unknown
 	Kind   string // of its device
 	GPU    string // UUID
 	NUMA   int    // node of the GPU
@@ -30,7 +32,7 @@ type place struct {
 // ownPlace returns where this rank runs, without its device.
 func ownPlace(local, onNode int) place {
 	host, _ := os.Hostname()
-	return place{Host: host, Local: local, OnNode: onNode, Cores: proc.Cores()}
+	return place{Host: host, Local: local, OnNode: onNode, Cores: proc.Cores(), CPUs: slurm.Env().CPUs}
 }
 
 // onNode returns the index of a rank among the ranks of its node, and their number. Some launchers
@@ -61,6 +63,8 @@ func (p place) withDevice(kind, gpu, root string) place {
 // threadsOf returns how many threads a rank should have: its share of the cores on which it may
 // run. A core that several ranks of a node may use is divided among them, so a launcher that binds
 // each rank to its own cores gives it all of them. perNode divides the cores if they are unknown.
+// Without binding, Slurm lets ranks run on all cores of the node, also on those that other jobs
+// have. The ranks of a node therefore have at most the CPUs that Slurm has given the job there.
 func threadsOf(all []place, rank, perNode int) int {
 	own := proc.CoreList(all[rank].Cores)
 	if len(own) == 0 {
@@ -77,6 +81,9 @@ func threadsOf(all []place, rank, perNode int) int {
 	share := 0.0
 	for _, c := range own {
 		share += 1 / float64(users[c])
+	}
+	if cpus := all[rank].CPUs; cpus > 0 {
+		share = min(share, float64(cpus)/float64(max(1, perNode)))
 	}
 	return max(1, int(share+1e-6))
 }

@@ -91,13 +91,23 @@ func TestThreadsOf(t *testing.T) {
 		}
 		return all
 	}
+	given := func(cpus int, cores ...string) []place {
+		all := free(cores...)
+		for i := range all {
+			all[i].CPUs = cpus
+		}
+		return all
+	}
 	for _, c := range []struct {
 		all  []place
 		want int
 	}{
 		{places(2, 4, false), 4}, {free("0-7"), 8}, {free("0-7", "0-7"), 4}, {free("0-7", "0-7", "0-7"), 2},
 		{free("0", "0"), 1}, {free("0-3", "0-7"), 2},
-		{append(free("0-7"), place{Host: "n2", Cores: "0-7"}), 8}, {free(""), max(1, runtime.NumCPU()/2)},
+		{append(free("0-7"), place{Host: "n2", Cores: "0-7"}), 8},
+		// Slurm has given the two ranks of the node these CPUs
+		{given(4, "0-63", "0-63"), 2}, {given(1, "0-63", "0-63"), 1}, {given(64, "0-63", "0-63"), 32},
+		{given(16, "0-7", "8-15"), 8}, {free(""), max(1, runtime.NumCPU()/2)},
 	} {
 		if got := threadsOf(c.all, 0, 2); got != c.want {
 			t.Errorf("%v: %d threads, want %d", c.all, got, c.want)

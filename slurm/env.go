@@ -23,6 +23,7 @@ type Environment struct {
 	Rank      int
 	LocalRank int // index of this process on its node
 	LocalSize int // processes on this node
+	CPUs      int // of Slurm's step on this node, for all its processes; 0 outside of Slurm
 	Nodes     int
 	Node      int    // index of this node
 	Host      string // the launcher's name of this node, else the system's
@@ -77,6 +78,7 @@ func read(get func(string) string) Environment {
 	}
 	e := Environment{Host: get("SLURMD_NODENAME"), JobID: get("SLURM_JOB_ID"), StepID: get("SLURM_STEP_ID"),
 		Restarts: number("SLURM_RESTART_COUNT"), Nodes: number("SLURM_STEP_NUM_NODES"), Node: number("SLURM_NODEID")}
+	e.CPUs = number("SLURM_CPUS_ON_NODE")
 	if n := number("SLURM_JOB_END_TIME"); n > 0 {
 		e.End = time.Unix(int64(n), 0)
 	}
