@@ -5,16 +5,23 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/job/launch"
 	"ulysses/job/supervise"
+	"ulysses/slurm"
 )
 
 // superviseJob is the verb supervise. o.launcher is the launcher with its options.
 func superviseJob(o Options) error {
+	if env := slurm.Env(); env.Tasks > 1 && !launch.LeftOver(env) {
+		return status.Errorf(status.InvalidArgument,
+			"supervise: %s has started %d tasks, and each would start the job; start one supervisor, which starts the launcher: ulysses-mpi supervise %s -- %s",
+			env.Launcher, env.Tasks, o.Path, strings.Join(o.launcher, " "))
+	}
 	src, err := file.Read(o.Path)
 	if err != nil {
 		return err

@@ -167,3 +167,13 @@ func TestSupervisorStops(t *testing.T) {
 		allGone(t, run)
 	}
 }
+
+// Several supervisors would start the job several times, in the same output.dir.
+func TestSuperviseUnderALauncher(t *testing.T) {
+	_, job := keptJob(t)
+	code, _, stderr := mpirun(t, "2", nil, "supervise", job, "--", "false")
+	const want = "supervise: mpirun (Open MPI) has started 2 tasks, and each would start the job; "
+	if code != 1 || strings.Count(stderr, want) != 1 {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
