@@ -238,6 +238,9 @@ func (e *Env) checkPlaces(world comm.Comm) (err error) {
 // because the user has asked for it.
 func (e *Env) warnOfPlaces() {
 	if e.world.Kind() == "local" {
+		if text := slurm.Env().Alone(); text != "" && e.world.Size() == 1 {
+			e.Log.Warn().Msg(text)
+		}
 		return
 	}
 	for _, text := range placementWarnings(e.places, e.Mesh.Seq.Size(), int(e.Job.Device.Threads)) {

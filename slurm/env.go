@@ -6,6 +6,7 @@
 package slurm
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -28,6 +29,7 @@ type Environment struct {
 	Node      int    // index of this node
 	Host      string // the launcher's name of this node, else the system's
 	JobID     string // Slurm's; also set in a shell inside an allocation
+	JobTasks  int    // tasks, or else nodes, for which the allocation was made; 0 outside of Slurm
 	StepID    string
 	Restarts  int       // how often Slurm has requeued the job
 	End       time.Time // when Slurm ends the job
@@ -79,6 +81,7 @@ func read(get func(string) string) Environment {
 	e := Environment{Host: get("SLURMD_NODENAME"), JobID: get("SLURM_JOB_ID"), StepID: get("SLURM_STEP_ID"),
 		Restarts: number("SLURM_RESTART_COUNT"), Nodes: number("SLURM_STEP_NUM_NODES"), Node: number("SLURM_NODEID")}
 	e.CPUs = number("SLURM_CPUS_ON_NODE")
+	e.JobTasks = max(number("SLURM_NTASKS"), number("SLURM_JOB_NUM_NODES"))
 	if n := number("SLURM_JOB_END_TIME"); n > 0 {
 		e.End = time.Unix(int64(n), 0)
 	}
@@ -144,6 +147,17 @@ func NodeOf(task int, list string) int {
 		}
 		task -= n
 	}
+}
+
+// Alone returns the warning for a process that nothing has launched, in an allocation for several
+// tasks; "" for other processes.
+func (e Environment) Alone() string {
+	if e.Launcher != "" || e.JobID == "" || e.JobTasks <= 1 {
+		return ""
+	}
+	return fmt.Sprintf(
+		"launch: one rank on %s runs the whole job, although job %s of Slurm is for %d tasks; to use them, start the program with srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH) or mpirun",
+		e.Host, e.JobID, e.JobTasks)
 }
 
 // UsePMI is the fix for an srun whose tasks do not find each other.

@@ -40,7 +40,7 @@ func TestRead(t *testing.T) {
 			"SLURM_STEP_TASKS_PER_NODE": "4"},
 			Environment{Launcher: "srun", Tasks: 4, Rank: 1, LocalRank: 1, LocalSize: 4}},
 		"shell in an allocation": {map[string]string{"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8"},
-			Environment{JobID: "9"}},
+			Environment{JobID: "9", JobTasks: 8}},
 	} {
 		if got := read(func(k string) string { return c.env[k] }); got != c.want {
 			t.Errorf("%s:\n got %+v\nwant %+v", name, got, c.want)
@@ -118,6 +118,26 @@ func TestReadyWithoutASize(t *testing.T) {
 		if status.Of(err) != status.InvalidArgument || !strings.HasPrefix(err.Error(), want) ||
 			!strings.HasSuffix(err.Error(), "unset PMIX_RANK") {
 			t.Errorf("with MPI: %v: %v", mpi, err)
+		}
+	}
+}
+
+// A program without a launcher in an allocation for several tasks leaves most of it idle.
+func TestAlone(t *testing.T) {
+	for text, env := range map[string]map[string]string{
+		"one rank on n1 runs the whole job, although job 9 of Slurm is for 8 tasks": {"SLURM_JOB_ID": "9",
+			"SLURM_NTASKS": "8", "SLURMD_NODENAME": "n1"},
+		"job 9 of Slurm is for 2 tasks": {"SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "2"},
+		"":                              {"SLURM_JOB_ID": "9", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"},
+	} {
+		if got := read(func(k string) string { return env[k] }).Alone(); !strings.Contains(got, text) ||
+			text == "" && got != "" {
+			t.Errorf("%v: %q, want %q", env, got, text)
+		}
+	}
+	for _, launched := range []Environment{{JobTasks: 8}, {JobID: "9", JobTasks: 8, Launcher: "srun", Tasks: 1}} {
+		if got := launched.Alone(); got != "" {
+			t.Errorf("%+v: %q", launched, got)
 		}
 	}
 }
