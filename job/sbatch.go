@@ -50,10 +50,15 @@ func sbatch(o Options) error {
 	if err != nil {
 		return err
 	}
-	if limit := timeLimit(b.Time); limit > 0 && limit <= leastLimit {
+	before, reaches := signalOf(o.launcher)
+	if !reaches {
+		o.warn("sbatch: --signal: with B: the signal goes to the script alone, which ends and writes no checkpoint; write for example --signal=USR1@600")
+	}
+	// Slurm checks limits once a minute.
+	if limit := timeLimit(b.Time); limit > 0 && limit <= time.Duration(before+60)*time.Second {
 		o.warn(fmt.Sprintf(
 			"sbatch: --time %s is %v, and Slurm signals the ranks %d to %d s before the limit: after each start the job soon stops with a checkpoint, and starts again; four hours are --time 4:00:00",
-			b.Time, limit, b.Before, b.Before+60))
+			b.Time, limit, before, before+60))
 	}
 	t := template.Must(template.New("sbatch").Parse(sbatchTemplate))
 	var text strings.Builder
@@ -149,9 +154,31 @@ func (s *sbatchOptions) batch(program, job, out string, sets, more []string, res
 	return b
 }
 
-// leastLimit is a time limit of which the signal before the limit leaves nothing: Slurm checks
-// limits once a minute.
-const leastLimit = (signalBefore + 60) * time.Second
+// signalOf returns how many seconds before the time limit Slurm sends its signal, and whether the
+// ranks get it. more are the options of sbatch that the user has added: the last --signal counts.
+func signalOf(more []string) (before int, reaches bool) {
+	before, reaches = signalBefore, true
+	for i, word := range more {
+		value, ok := strings.CutPrefix(word, "--signal=")
+		if word == "--signal" && i+1 < len(more) {
+			value, ok = more[i+1], true
+		}
+		if !ok {
+			continue
+		}
+		flags, name, flagged := strings.Cut(value, ":")
+		if !flagged {
+			flags, name = "", value
+		}
+		_, seconds, timed := strings.Cut(name, "@")
+		n, err := strconv.Atoi(seconds)
+		if before = 60; timed && err == nil { // Slurm's default
+			before = n
+		}
+		reaches = !strings.Contains(flags, "B")
+	}
+	return before, reaches
+}
 
 // timeLimit returns the duration of a time of Slurm: minutes, minutes:seconds, or
 // hours:minutes:seconds, and after days and a hyphen hours, hours:minutes or hours:minutes:seconds.

@@ -133,6 +133,23 @@ func TestSbatchTimeLimit(t *testing.T) {
 	}
 }
 
+// A --signal among the options of sbatch replaces the one of the verb, also for the warning.
+func TestSbatchSignal(t *testing.T) {
+	dir, _ := newKept(t)
+	job := filepath.Join(dir, "job.toml")
+	for _, x := range []struct{ limit, signal, want string }{
+		{"10:00", "--signal=USR1@600", "signals the ranks 600 to 660 s before the limit"}, {"10:00", "--signal=USR1@60", ""},
+		{"3:00", "--signal=USR1@60", ""}, {"2:00", "--signal=USR1", "signals the ranks 60 to 120 s before"},
+		{"10:00", "--signal=B:USR1@60", "with B: the signal goes to the script alone"},
+		{"10:00", "--signal=R:USR1@60", ""}, {"10:00", "--partition=gpu", ""},
+	} {
+		code, _, stderr := call("sbatch", job, "--time", x.limit, "--", x.signal)
+		if code != status.OK || x.want == "" && stderr != "" || !strings.Contains(stderr, x.want) {
+			t.Errorf("--time %s %s: exit %v, not %q: %s", x.limit, x.signal, code, x.want, stderr)
+		}
+	}
+}
+
 func TestSbatchFaults(t *testing.T) {
 	dir, _ := newKept(t)
 	job := filepath.Join(dir, "job.toml")
