@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"ulysses/device"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
@@ -50,14 +51,26 @@ func fitsHost(d device.Device, free int64, perNode, stage int, plan []model.Comp
 		whose = fmt.Sprintf("the host has %.1f GiB free for %d ranks, for each",
 			float64(free)*float64(perNode)/gib, perNode)
 	}
-	if d.Info().Place != tensor.Host {
-		return within(plan, true, free, whose, orZero(stage, hostFix))
+	fix := hostFix
+	if d.Info().Place == tensor.Host {
+		plan, fix = slices.Clone(plan), "use more nodes, or "+shorter
+		for i := range plan {
+			plan[i].Host = true
+		}
 	}
-	plan = slices.Clone(plan)
-	for i := range plan {
-		plan[i].Host = true
+	return inGroup(within(plan, true, free, whose, orZero(stage, fix)), free*int64(max(1, perNode)),
+		proc.MemoryLimit(), proc.Meminfo("MemTotal:"))
+}
+
+// inGroup adds to an error of fitsHost the limit of this process's control group, if this may be
+// the reason: free is the free memory, limit that of the group (0 = none), and total the machine's.
+func inGroup(err error, free, limit, total int64) error {
+	if err == nil || limit == 0 || limit >= total || free > limit {
+		return err
 	}
-	return within(plan, true, free, whose, orZero(stage, "use more nodes, or "+shorter))
+	return status.Errorf(status.OutOfMemory,
+		"%w; the machine has %.1f GiB, of which the control group of the job may use %.1f GiB: raise that limit (--mem of Slurm, or the limit of the container)",
+		err, float64(total)/gib, float64(limit)/gib)
 }
 
 // Fixes of a plan that exceeds a limit.
