@@ -170,6 +170,17 @@ func TestSlurm(t *testing.T) {
 			t.Errorf("diagnose: exit %d: %s%s", code, stdout, stderr)
 		}
 	})
+	// Without -K, Slurm lets the other tasks wait for one that does not start MPI.
+	t.Run("a fault of one task", func(t *testing.T) {
+		srun := []string{"timeout", "-k", "5", "40", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
+		one := `[ $SLURM_PROCID = 2 ] && export ULYSSES_TIMEOUT=soon; exec "$@"`
+		argv := append(append(srun, "sh", "-c", one, "sh", program), small(t.TempDir(), "train.steps=1")...)
+		code, _, stderr := launch(t, conf, argv...)
+		const want = "ulysses-mpi: rank 2 on n2: ULYSSES_TIMEOUT=soon: not a duration; "
+		if code != 1 || strings.Count(stderr, want) != 1 {
+			t.Errorf("exit %d: %s", code, stderr)
+		}
+	})
 	t.Run("array", func(t *testing.T) {
 		dir, job := keptJob(t)
 		spaced, script := filepath.Join(dir, "it's #1 job.toml"), filepath.Join(dir, "job.sbatch")

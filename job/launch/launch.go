@@ -60,16 +60,21 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	if err := env.Ready(comm.Available()); err != nil {
 		return refused(env, err)
 	}
-	timeout, err := Timeout("auto")
-	if err != nil {
-		return Own(err)
-	}
+	timeout, fault := Timeout("auto")
 	if env.Tasks <= 1 {
+		if fault != nil {
+			return Own(fault)
+		}
 		return startLocal(max(1, o.Ranks), timeout, body)
 	}
 	if o.Ranks > 0 && o.Ranks != env.Tasks {
-		return Own(status.Errorf(status.InvalidArgument, "--ranks %d: %s has started %d tasks; leave out --ranks",
-			o.Ranks, env.Launcher, env.Tasks))
+		fault = status.Errorf(status.InvalidArgument, "--ranks %d: %s has started %d tasks; leave out --ranks", o.Ranks,
+			env.Launcher, env.Tasks)
+	}
+	// A rank with a fault starts MPI all the same: the others, which may have none, would wait for
+	// it until the timeout.
+	if fault != nil {
+		timeout = defaultTimeout
 	}
 	world, err := startMPI(env, timeout, &o)
 	if err != nil {
@@ -79,8 +84,10 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	if err := env.Check(world.Size(), true); err != nil {
 		return refused(env, err)
 	}
-	err, _ = body(Rank{World: world, OnNode: env.LocalSize, Local: env.LocalRank, Timeout: timeout,
-		Late: func(string) {}})
+	if err = comm.Agree(world, fault); err == nil {
+		err, _ = body(Rank{World: world, OnNode: env.LocalSize, Local: env.LocalRank, Timeout: timeout,
+			Late: func(string) {}})
+	}
 	limitEnd(world, timeout, err, &o)
 	return err
 }
@@ -185,6 +192,8 @@ func startLocal(n int, timeout time.Duration, body func(Rank) (err error, alone 
 	return agreed[0]
 }
 
+const defaultTimeout = 10 * time.Minute
+
 // Timeout returns how long a collective may take before the job ends: ULYSSES_TIMEOUT, otherwise
 // word, a duration, "off" for no limit (0), or "auto" for ten minutes.
 func Timeout(word string) (time.Duration, error) {
@@ -194,7 +203,7 @@ func Timeout(word string) (time.Duration, error) {
 	}
 	switch word {
 	case "auto":
-		return 10 * time.Minute, nil
+		return defaultTimeout, nil
 	case "off":
 		return 0, nil
 	}
