@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -130,3 +131,19 @@ func TestNoAgreement(t *testing.T) {
 
 // sorted returns the names of the invalid arguments, in the same order on all ranks.
 func sorted(bad map[string]func() error) []string { return slices.Sorted(maps.Keys(bad)) }
+
+// Ranks of one node divide the cores that all of them may use.
+func TestShareOfCores(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		err := comm.RunLocal(n, func(c comm.Comm) error {
+			got, err := shareOfCores("test", c)
+			if want := max(1, runtime.NumCPU()/n); got != want {
+				t.Errorf("%d of %d ranks: %d threads, want %d", c.Rank(), n, got, want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

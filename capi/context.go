@@ -12,7 +12,6 @@ import (
 	"ulysses/gdn"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
-	"ulysses/slurm"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -188,6 +187,13 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 		return invalid("%s: ring is %d on %d ranks; it must divide the number of ranks", op, s.ring, n)
 	}
 	x.ring = int64(s.ring)
+	if !s.gpu {
+		n, err := shareOfCores(op, c)
+		if err != nil {
+			return err
+		}
+		s.threads = cmp.Or(s.threads, n)
+	}
 	if err = comm.Agree(c, x.open(op, &s)); err != nil {
 		return err
 	}
@@ -228,9 +234,6 @@ func (c *context) open(op string, s *settings) (err error) {
 	if s.gpu {
 		err = c.openGPU(op, *s)
 	} else {
-		if s.threads == 0 {
-			s.threads = max(1, cores()/max(1, slurm.Env().LocalSize))
-		}
 		c.dev, _, err = backends.Open(backends.Choice{Backend: "cpu", Threads: s.threads})
 	}
 	if err == nil {

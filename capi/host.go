@@ -1,8 +1,6 @@
 package main
 
 /*
-#define _GNU_SOURCE
-#include <sched.h>
 #include "thread.h"
 #include "ulysses.h"
 
@@ -15,12 +13,6 @@ package main
 		uly_leave_host(&mask); \
 		result; \
 	})
-
-// affinity_cores returns the number of cores of the calling thread's affinity mask; 0 = unknown.
-static int affinity_cores(void) {
-	cpu_set_t mask;
-	return sched_getaffinity(0, sizeof mask, &mask) ? 0 : CPU_COUNT(&mask);
-}
 
 static int32_t call_allgather(const ulysses_host_comm *h, const void *in, void *out,
                               int64_t bytes) {
@@ -40,24 +32,41 @@ import "C"
 
 import (
 	"cmp"
-	"runtime"
+	"os"
 	"strconv"
 	"unsafe"
 
 	"ulysses/comm"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
+	"ulysses/slurm"
 )
 
 // MPI may wait for other ranks for any time. The host's signals are delivered during MPI calls.
 func init() { comm.SetMPIHooks(C.enter_host(), C.leave_host()) }
 
-// cores returns the number of cores of the calling thread's affinity mask. Go counts them when the
-// library is loaded, which may be before the host has set the mask.
-func cores() int {
-	if n := int(C.affinity_cores()); n > 0 {
-		return n
+// shareOfCores returns how many CPU threads this rank should have, by the cores of the calling
+// thread. (Go reads them when the library is loaded, which may be before the host has set them.)
+// Collective.
+func shareOfCores(op string, c comm.Comm) (int, error) {
+	type place struct{ Host, Cores string }
+	host, _ := os.Hostname()
+	all, err := comm.GatherJSON(c, op, place{host, proc.ThreadCores()})
+	if err != nil {
+		return 0, err
 	}
-	return runtime.NumCPU() // the machine has more cores than a cpu_set_t has bits
+	var cores []string
+	own := 0
+	for rank, p := range all {
+		if rank == c.Rank() {
+			own = len(cores)
+		}
+		if p.Host == host {
+			cores = append(cores, p.Cores)
+		}
+	}
+	env := slurm.Env()
+	return proc.Threads(cores, own, env.LocalSize, env.CPUs), nil
 }
 
 // callLog passes a line to the host's log function. The line is valid during the call.

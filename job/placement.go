@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -60,32 +59,20 @@ func (p place) withDevice(kind, gpu, root string) place {
 	return p
 }
 
-// threadsOf returns how many threads a rank should have: its share of the cores on which it may
-// run. A core that several ranks of a node may use is divided among them, so a launcher that binds
-// each rank to its own cores gives it all of them. perNode divides the cores if they are unknown.
-// Without binding, Slurm lets ranks run on all cores of the node, also on those that other jobs
-// have. The ranks of a node therefore have at most the CPUs that Slurm has given the job there.
+// threadsOf returns how many threads a rank should have. perNode is the number of ranks of its
+// node.
 func threadsOf(all []place, rank, perNode int) int {
-	own := proc.CoreList(all[rank].Cores)
-	if len(own) == 0 {
-		return max(1, runtime.NumCPU()/max(1, perNode))
-	}
-	users := map[int]int{} // ranks by core
-	for _, p := range all {
+	var cores []string
+	own := 0
+	for r, p := range all {
+		if r == rank {
+			own = len(cores)
+		}
 		if p.Host == all[rank].Host {
-			for _, c := range proc.CoreList(p.Cores) {
-				users[c]++
-			}
+			cores = append(cores, p.Cores)
 		}
 	}
-	share := 0.0
-	for _, c := range own {
-		share += 1 / float64(users[c])
-	}
-	if cpus := all[rank].CPUs; cpus > 0 {
-		share = min(share, float64(cpus)/float64(max(1, perNode)))
-	}
-	return max(1, int(share+1e-6))
+	return proc.Threads(cores, own, perNode, all[rank].CPUs)
 }
 
 // node is a machine with its ranks.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -83,34 +82,13 @@ func TestNodeWithoutGPU(t *testing.T) {
 	}
 }
 
-// A rank has the cores that it is bound to; ranks that share cores divide them.
+// The ranks of other nodes do not share a rank's cores.
 func TestThreadsOf(t *testing.T) {
-	free := func(cores ...string) (all []place) {
-		for _, c := range cores {
-			all = append(all, place{Host: "n1", Cores: c})
-		}
-		return all
-	}
-	given := func(cpus int, cores ...string) []place {
-		all := free(cores...)
-		for i := range all {
-			all[i].CPUs = cpus
-		}
-		return all
-	}
-	for _, c := range []struct {
-		all  []place
-		want int
-	}{
-		{places(2, 4, false), 4}, {free("0-7"), 8}, {free("0-7", "0-7"), 4}, {free("0-7", "0-7", "0-7"), 2},
-		{free("0", "0"), 1}, {free("0-3", "0-7"), 2},
-		{append(free("0-7"), place{Host: "n2", Cores: "0-7"}), 8},
-		// Slurm has given the two ranks of the node these CPUs
-		{given(4, "0-63", "0-63"), 2}, {given(1, "0-63", "0-63"), 1}, {given(64, "0-63", "0-63"), 32},
-		{given(16, "0-7", "8-15"), 8}, {free(""), max(1, runtime.NumCPU()/2)},
-	} {
-		if got := threadsOf(c.all, 0, 2); got != c.want {
-			t.Errorf("%v: %d threads, want %d", c.all, got, c.want)
+	all := []place{{Host: "n1", Cores: "0-7"}, {Host: "n2", Cores: "0-7", CPUs: 6}, {Host: "n1", Cores: "0-7"},
+		{Host: "n2", Cores: "4-7", CPUs: 6}}
+	for rank, want := range []int{4, 3, 4, 2} {
+		if got := threadsOf(all, rank, 2); got != want {
+			t.Errorf("rank %d: %d threads, want %d", rank, got, want)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package proc
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 )
@@ -10,6 +11,43 @@ import (
 // Cores returns the cores on which this process may run, as Linux lists them: "0-3,8-11"; "" =
 // unknown.
 func Cores() string { return line("/proc/self/status", "Cpus_allowed_list:") }
+
+// ThreadCores returns the cores on which the calling thread may run.
+func ThreadCores() string { return line("/proc/thread-self/status", "Cpus_allowed_list:") }
+
+// Threads returns how many threads a process should have: its share of the cores on which it may
+// run. cores has the cores of each process of its node; own is its index there. A core that several
+// of them may use is divided among them, so a launcher that binds each process to its own cores
+// gives it all of them. size is the number of all processes of the node. If cores lacks some, this
+// number divides cores that others share. It also divides unknown cores.
+//
+// Without binding, Slurm lets processes run on all cores of the node, also on those that other jobs
+// have. The processes of a node therefore have at most the cpus that Slurm has given the job there
+// (0 = unknown).
+func Threads(cores []string, own, size, cpus int) int {
+	size = max(size, len(cores), 1)
+	mine := CoreList(cores[own])
+	if len(mine) == 0 {
+		return max(1, runtime.NumCPU()/size)
+	}
+	users := map[int]int{} // processes by core
+	for _, list := range cores {
+		for _, c := range CoreList(list) {
+			users[c]++
+		}
+	}
+	share := 0.0
+	for _, c := range mine {
+		share += 1 / float64(users[c])
+	}
+	if bound := len(cores) > 1 && share == float64(len(mine)); len(cores) < size && !bound {
+		share = float64(len(mine)) / float64(size)
+	}
+	if cpus > 0 {
+		share = min(share, float64(cpus)/float64(size))
+	}
+	return max(1, int(share+1e-6))
+}
 
 // line returns the rest of the line of a file that starts with a name, without spaces around it.
 func line(path, name string) string {

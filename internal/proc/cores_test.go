@@ -20,6 +20,33 @@ func TestCores(t *testing.T) {
 	}
 }
 
+// A process has the cores that it is bound to; processes that share cores divide them.
+func TestThreads(t *testing.T) {
+	if Cores() != ThreadCores() {
+		t.Errorf("the process has %q, its thread %q", Cores(), ThreadCores())
+	}
+	for _, x := range []struct {
+		cores      []string
+		size, cpus int
+		want       int
+	}{
+		{[]string{"0-3", "4-7", "8-11"}, 3, 0, 4}, {[]string{"0-7"}, 1, 0, 8}, {[]string{"0-7", "0-7"}, 2, 0, 4},
+		{[]string{"0-7", "0-7", "0-7"}, 3, 0, 2}, {[]string{"0", "0"}, 2, 0, 1}, {[]string{"0-3", "0-7"}, 2, 0, 2},
+		{[]string{"0-7", "0-7"}, 0, 0, 4}, // a launcher that does not say how many processes the node has
+		// two of four processes
+		{[]string{"0-7", "8-15"}, 4, 0, 8}, {[]string{"0-7", "0-7"}, 4, 0, 2}, {[]string{"0-7"}, 4, 0, 2},
+		// Slurm has given the processes of the node these CPUs
+		{[]string{"0-63", "0-63"}, 2, 4, 2}, {[]string{"0-63", "0-63"}, 2, 1, 1}, {[]string{"0-63", "0-63"}, 2, 64, 32},
+		{[]string{"0-7", "8-15"}, 2, 16, 8}, {[]string{"0-63"}, 4, 8, 2},
+		// unknown cores
+		{[]string{"", ""}, 2, 0, max(1, runtime.NumCPU()/2)}, {[]string{""}, 1, 0, runtime.NumCPU()},
+	} {
+		if got := Threads(x.cores, 0, x.size, x.cpus); got != x.want {
+			t.Errorf("%q, %d processes, %d CPUs: %d threads, want %d", x.cores, x.size, x.cpus, got, x.want)
+		}
+	}
+}
+
 // A GPU is found by its UUID, and its NUMA node by its address on the PCI bus.
 func TestGPUNode(t *testing.T) {
 	root := t.TempDir()
