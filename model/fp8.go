@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -13,12 +14,14 @@ import (
 )
 
 // Published folders of DeepSeek-V3, and of other models that end with FP8, have matrices in FP8
-// (E4M3; Micikevicius et al. 2022, arXiv:2209.05433) with an F32 scale for each block of 128 x 128
-// elements: X.weight and X.weight_scale_inv. An element is its number times the scale of its block.
-// They are read as the numbers that they are, and written as BF16.
+// (E4M3; Micikevicius et al. 2022, arXiv:2209.05433) with a scale for each block of 128 x 128
+// elements, or for each matrix: X.weight and X.weight_scale_inv. An element is its number times the
+// scale of its block. They are read as the numbers that they are, and written as BF16.
+// X.activation_scale, by which activations are rounded to FP8, is not read.
 const (
-	fp8Type   = "F8_E4M3"
-	fp8Scales = "_scale_inv"
+	fp8Type        = "F8_E4M3"
+	fp8Scales      = "_scale_inv"
+	fp8Activations = ".activation_scale"
 )
 
 // fp8 are the values of E4M3 by their bits.
@@ -44,21 +47,20 @@ var fp8 = func() (values [256]float32) {
 type scaled struct {
 	matrix, scales     *tensor.Entry
 	matrixIn, scalesIn *tensor.Safetensors
-	block              [2]int64
+	block              [2]int64  // 0 = the whole matrix
 	table              []float32 // the scales, once they are read
 }
 
 // addScaled notes a tensor of a file that is a matrix in FP8 or its scales. It returns nil for
 // other tensors.
 func (f *Folder) addScaled(e tensor.Entry, in *tensor.Safetensors) *scaled {
-	block := f.Config.packing.block
 	name, scales := strings.CutSuffix(e.Name, fp8Scales)
-	if block[0] == 0 || !scales && e.TypeName != fp8Type {
+	if !f.Config.packing.fp8 || !scales && e.TypeName != fp8Type {
 		return nil
 	}
 	x := f.scaled[name]
 	if x == nil {
-		x = &scaled{block: block}
+		x = &scaled{block: f.Config.packing.block}
 		f.scaled[name] = x
 	}
 	if scales {
@@ -69,9 +71,9 @@ func (f *Folder) addScaled(e tensor.Entry, in *tensor.Safetensors) *scaled {
 	return x
 }
 
-// isScales reports whether a tensor of a file has the scales of a matrix in FP8.
+// isScales reports whether a tensor of a file has scales of FP8.
 func (c *Config) isScales(name string) bool {
-	return c.packing.block[0] > 0 && strings.HasSuffix(name, fp8Scales)
+	return c.packing.fp8 && (strings.HasSuffix(name, fp8Scales) || strings.HasSuffix(name, fp8Activations))
 }
 
 // checkScaled checks the matrices in FP8.
@@ -91,27 +93,35 @@ func (f *Folder) checkScaled() error {
 		case !isFloat(x.scales.DType):
 			faults = append(faults, fmt.Sprintf("tensor %v: scales in F32, BF16 and F16 can be read", x.scales))
 		default:
-			if want := x.blocks(); !slices.Equal(x.scales.Shape, want[:]) {
-				faults = append(faults,
-					fmt.Sprintf("tensor %v: %v has scales of %v (weight_block_size); correct one of them", x.scales,
-						x.matrix, want))
+			want := x.blocks()
+			if slices.Equal(x.scales.Shape, want[:]) || x.block[0] == 0 && x.scales.Numel() == 1 {
+				continue
 			}
+			faults = append(faults,
+				fmt.Sprintf("tensor %v: %v has scales of %v (weight_block_size); correct one of them", x.scales,
+					x.matrix, want))
 		}
 	}
 	return list(status.InvalidConfig, f.Dir, faults)
 }
 
-// blocks returns the numbers of rows and columns of blocks.
+// size returns the rows and columns of a block, blocks the numbers of rows and columns of blocks.
+func (x *scaled) size() (n [2]int64) {
+	for i, size := range x.block {
+		n[i] = cmp.Or(size, x.matrix.Shape[i], 1)
+	}
+	return n
+}
 func (x *scaled) blocks() (n [2]int64) {
-	for i := range n {
-		n[i] = (x.matrix.Shape[i] + x.block[i] - 1) / x.block[i]
+	for i, size := range x.size() {
+		n[i] = (x.matrix.Shape[i] + size - 1) / size
 	}
 	return n
 }
 
 // read fills dst with elements from at on of a part of the matrix.
 func (x *scaled) read(part tensor.Entry, at int64, dst []float32) error {
-	n, columns := x.blocks(), x.matrix.Shape[1]
+	block, n, columns := x.size(), x.blocks(), x.matrix.Shape[1]
 	if x.table == nil {
 		table := make([]float32, n[0]*n[1])
 		if err := x.scalesIn.ReadFloat32(*x.scales, 0, table); err != nil {
@@ -126,7 +136,7 @@ func (x *scaled) read(part tensor.Entry, at int64, dst []float32) error {
 	first := part.Offset(*x.matrix) + at // an element is a byte
 	row, column := first/columns, first%columns
 	for i, b := range bytes {
-		dst[i] = fp8[b] * x.table[row/x.block[0]*n[1]+column/x.block[1]]
+		dst[i] = fp8[b] * x.table[row/block[0]*n[1]+column/block[1]]
 		if column++; column == columns {
 			row, column = row+1, 0
 		}

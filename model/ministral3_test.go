@@ -47,6 +47,11 @@ func TestParseMinistral3(t *testing.T) {
 	if c := parse(t, ministral33B); !c.TieWordEmbeddings || c.HeadDim != 128 || c.NumKeyValueHeads != 8 {
 		t.Errorf("%+v", c)
 	}
+	fp8 := parse(t, strings.Replace(ministral33B, `"model_type": "mistral3",`, `"model_type": "mistral3",
+ "quantization_config": {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": null},`, 1))
+	if (fp8.packing != packing{fp8: true}) { // as the Instruct models are published
+		t.Errorf("%+v", fp8.packing)
+	}
 	if c := parse(t, string(with(t, ministral3, `"sliding_window": 7`))); c.SlidingWindow != 7 || !c.Sliding(25) {
 		t.Errorf("%+v", c)
 	}

@@ -4,18 +4,20 @@ import "strings"
 
 // packing is the form in which the weights of a folder are quantized.
 type packing struct {
-	mxfp4 bool
-	block [2]int64 // rows and columns of a block in FP8; 0 = none
+	mxfp4, fp8 bool
+	block      [2]int64 // rows and columns of a block in FP8 with a scale; 0 = the whole matrix
 }
 
 // readPacking reads quantization_config. It reports whether the folder is quantized in a form that
-// is read: MXFP4 of gpt-oss, or FP8 with scales of blocks. The field is not written again.
+// is read: MXFP4 of gpt-oss, or FP8 with scales of blocks or matrices. The field is not written
+// again.
 func (c *Config) readPacking(r *reader) bool {
 	q, _ := r.raw["quantization_config"].(map[string]any)
 	switch method := q["quant_method"]; {
 	case method == "mxfp4" && c.stackedExperts():
 		c.packing.mxfp4 = true
-	case method == "fp8" && isE4M3(q["fmt"]) && c.packing.readBlock(q["weight_block_size"]):
+	case method == "fp8" && isE4M3(q["fmt"]) && c.packing.readBlock(q):
+		c.packing.fp8 = true
 	default:
 		return false
 	}
@@ -41,7 +43,13 @@ func quantizedAs(config any) string {
 // isE4M3 reports whether a format is that of F8_E4M3; folders have two names for it.
 func isE4M3(format any) bool { return format == nil || format == "e4m3" || format == "float8_e4m3fn" }
 
-func (p *packing) readBlock(v any) bool {
+// readBlock reads weight_block_size. Null means a scale for each matrix, as in the Instruct models
+// of Ministral 3. Without the field, a folder may have scales of another form.
+func (p *packing) readBlock(q map[string]any) bool {
+	v, given := q["weight_block_size"]
+	if given && v == nil {
+		return true
+	}
 	list, _ := v.([]any)
 	if len(list) != len(p.block) {
 		return false

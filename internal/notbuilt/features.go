@@ -84,9 +84,9 @@ var (
 	ExpertAdapters = &Feature{
 		Name:  "adapters of experts, of routers, and of the other MLPs of qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, ernie4_5_moe, deepseek_v2, deepseek_v3 and glm4_moe_lite",
 		Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
-	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4 and FP8 with scales of blocks",
+	Multimodal = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4 and FP8 with scales of blocks or matrices",
 		Where:   "`vision_config` and `quantization_config` of a config.json",
-		Instead: "use a text model with weights in F32, BF16 or F16, or in FP8 with quant_method = \"fp8\" and weight_block_size", Many: true}
+		Instead: "use a text model with weights in F32, BF16 or F16, or in FP8 with quant_method = \"fp8\" and weight_block_size, which may be null", Many: true}
 	LayerTypes = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json",
 		Instead: "full_attention is", Many: true}
 	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text",

@@ -1,4 +1,5 @@
-"""Folders in FP8 with scales of blocks, as DeepSeek-V3 is published, compared with transformers."""
+"""Folders in FP8 compared with transformers: with scales of blocks, as DeepSeek-V3 is published,
+and with a scale for each matrix, as the Instruct models of Ministral 3."""
 
 from __future__ import annotations
 
@@ -21,16 +22,17 @@ BLOCK = (16, 10)  # does not divide the matrices
 SCALES = "_scale_inv"
 
 
-def quantized(x):
-    """Returns a matrix in FP8, its scales, and the matrix that they are."""
-    rows, columns = ((n + b - 1) // b for n, b in zip(x.shape, BLOCK))
-    padded = torch.zeros(rows * BLOCK[0], columns * BLOCK[1])
+def quantized(x, block=BLOCK):
+    """Returns a matrix in FP8, its scales, and the matrix that they are. None = one block."""
+    size = block or x.shape
+    rows, columns = ((n + b - 1) // b for n, b in zip(x.shape, size))
+    padded = torch.zeros(rows * size[0], columns * size[1])
     padded[: x.shape[0], : x.shape[1]] = x
-    blocks = padded.view(rows, BLOCK[0], columns, BLOCK[1])
+    blocks = padded.view(rows, size[0], columns, size[1])
     scales = blocks.abs().amax((1, 3), keepdim=True) / 448
     low = (blocks / scales).to(torch.float8_e4m3fn)
     cut = [y.reshape(padded.shape)[: x.shape[0], : x.shape[1]] for y in (low, low.float() * scales)]
-    return cut[0].contiguous(), scales.view(rows, columns), cut[1]
+    return cut[0].contiguous(), scales.view((rows, columns) if block else ()), cut[1]
 
 
 def export(*words: object) -> None:
@@ -49,7 +51,7 @@ def is_matrix(name: str) -> bool:
 class FP8(unittest.TestCase):
     setUp = test_parity.Parity.setUp
 
-    def quantize(self, family: str):
+    def quantize(self, family: str, block=BLOCK):
         """Writes a folder, and a model's folder with the same numbers in F32. Returns both."""
         plain, packed = self.folder / "plain", self.folder / "packed"
         build(family).save_pretrained(plain)
@@ -58,10 +60,12 @@ class FP8(unittest.TestCase):
         stored = dict(numbers)
         for name, x in list(numbers.items()):
             if is_matrix(name):
-                stored[name], stored[name + SCALES], numbers[name] = quantized(x)
+                stored[name], stored[name + SCALES], numbers[name] = quantized(x, block)
+                if not block:
+                    stored[name.replace(".weight", ".activation_scale")] = torch.tensor(0.5)
         save_file({n: x.contiguous() for n, x in numbers.items()}, plain / "model.safetensors")
         save_file(stored, packed / "model.safetensors")
-        self.configure(packed, quant_method="fp8", fmt="e4m3", weight_block_size=BLOCK)
+        self.configure(packed, quant_method="fp8", fmt="e4m3", weight_block_size=block)
         save_file(data(), self.folder / "data.safetensors")
         return plain, packed
 
@@ -70,8 +74,8 @@ class FP8(unittest.TestCase):
         config["quantization_config"] = fields
         (folder / "config.json").write_text(json.dumps(config))
 
-    def check(self, family: str, *sets: str, ranks: int = 1) -> None:
-        plain, packed = self.quantize(family)
+    def check(self, family: str, *sets: str, ranks: int = 1, block=BLOCK) -> None:
+        plain, packed = self.quantize(family, block)
         path = job(self.folder, packed)
         logits, loss, _ = Reference(load(family, plain)).step(0, LR)
         found = tensors_of(self.folder / "found.safetensors", path, ranks, list(sets))
@@ -93,6 +97,9 @@ class FP8(unittest.TestCase):
 
     def test_dense(self) -> None:
         self.check("qwen3")
+
+    def test_scale_of_a_matrix(self) -> None:
+        self.check("ministral3", "parallel.zero=3", "parallel.ulysses=2", ranks=2, block=None)
 
     def test_fused_matrices_whose_rows_are_reordered(self) -> None:
         self.check("glm4", "parallel.zero=3", "parallel.ulysses=2", ranks=2)
@@ -164,6 +171,9 @@ class FP8(unittest.TestCase):
             with self.assertRaisesRegex(AssertionError, want):
                 run(path)
         save_file(whole, weights)
+        self.configure(packed, quant_method="fp8", weight_block_size=None)
+        with self.assertRaisesRegex(AssertionError, r"has scales of \[1 1\] .weight_block_size."):
+            run(path)
         for fields in (
             dict(quant_method="fp8"),
             dict(quant_method="fp8", fmt="e5m2", weight_block_size=BLOCK),
