@@ -23,9 +23,10 @@ RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
-  have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-instructions cuda-table cuda-libs cuda-matrix mpi-shim lib portable \
-  check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
-  goldens-check figures bench sanitize soak soak-faults fuzz clean
+  have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-instructions \
+  cuda-instructions-jobs cuda-table cuda-libs cuda-matrix mpi-shim lib portable check-abi \
+  install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check \
+  figures bench sanitize soak soak-faults fuzz clean
 
 # Builds do not record the folder of the sources. They are reproducible, and every checkout on a
 # machine shares the compiled C kernels: a second checkout builds in 2 s instead of 112.
@@ -179,10 +180,14 @@ cuda-guards: cuda-emulated
 
 # The conformance suite on the instructions of the GPU build, which the emulated plug-in interprets.
 # It also looks for races in shared memory. It takes ten minutes. CASES='GatedDelta|Conv1d' runs
-# only these.
+# only these. cuda-instructions-jobs runs the training jobs of the tests in the same way, in a
+# quarter of an hour.
+INTERPRETED := ULYSSES_EMULATED_RACES=1 ULYSSES_EMULATED_PTX=$(CURDIR)/build/cuda/ptx/kernels \
+  ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/libulysses_cuda_emulated.so
 cuda-instructions: cuda cuda-emulated
-	ULYSSES_EMULATED_RACES=1 ULYSSES_EMULATED_PTX=$(CURDIR)/build/cuda/ptx/kernels ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/libulysses_cuda_emulated.so \
-	  $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance.*$$/^($(or $(CASES),.*))$$'
+	$(INTERPRETED) $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance.*$$/^($(or $(CASES),.*))$$'
+cuda-instructions-jobs: cuda cuda-emulated
+	$(INTERPRETED) $(GO) test ./job -count=1 -timeout 0 -run '^TestCUDA'
 
 # Fetches cuDNN and the libraries that it needs, for checks that need no GPU. The plug-in opens them
 # at run time.
