@@ -13,7 +13,9 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
+	"ulysses/slurm"
 )
 
 // onRanks runs f on n ranks, which are goroutines with a context each. If a rank does not return,
@@ -137,7 +139,11 @@ func TestShareOfCores(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		err := comm.RunLocal(n, func(c comm.Comm) error {
 			got, err := shareOfCores("test", c)
-			if want := max(1, runtime.NumCPU()/n); got != want {
+			cpus := float64(runtime.NumCPU())
+			if limit := proc.CPULimit(slurm.Env().CPUs); limit > 0 {
+				cpus = min(cpus, limit)
+			}
+			if want := max(1, int(cpus/float64(n))); got != want {
 				t.Errorf("%d of %d ranks: %d threads, want %d", c.Rank(), n, got, want)
 			}
 			return err

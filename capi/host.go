@@ -66,7 +66,7 @@ func shareOfCores(op string, c comm.Comm) (int, error) {
 		}
 	}
 	env := slurm.Env()
-	return proc.Threads(cores, own, env.LocalSize, env.CPUs), nil
+	return proc.Threads(cores, own, env.LocalSize, proc.CPULimit(env.CPUs)), nil
 }
 
 // callLog passes a line to the host's log function. The line is valid during the call.

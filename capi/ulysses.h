@@ -226,8 +226,8 @@ typedef struct {
   int32_t device;  /* ULYSSES_CPU or ULYSSES_CUDA; 0 = ULYSSES_CPU */
   int32_t ordinal; /* the index of the GPU among the GPUs that the process sees, from 0 */
   /* CPU threads. 0 = the cores of the calling thread's affinity mask; cores that several ranks of
-   * the node may use are divided among them. Under Slurm, the ranks of a node together have at most
-   * the CPUs that the job has there. */
+   * the node may use are divided among them. The ranks of a node together have at most the CPUs
+   * that Slurm has given the job there, and that a container may use. */
   int32_t threads;
   int32_t ulysses, ring; /* ranks of a Ulysses group, 0 = size/ring; ranks of a ring, 0 = 1 */
   int32_t comm;          /* ULYSSES_COMM_... */

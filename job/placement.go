@@ -18,20 +18,21 @@ import (
 // place is where a rank runs.
 type place struct {
 	Host   string
-	Local  int    // index of the rank among the ranks of its node, if OnNode is known
-	OnNode int    // ranks of its node; 0 = the launcher does not say
-	Cores  string // on which it may run, as "0-3,8-11"; "" = unknown
-	CPUs   int    // that Slurm has given the ranks of its node; 0 = unknown
-	Kind   string // of its device
-	GPU    string // UUID
-	NUMA   int    // node of the GPU
-	Near   string // cores of this node; "" = unknown
+	Local  int     // index of the rank among the ranks of its node, if OnNode is known
+	OnNode int     // ranks of its node; 0 = the launcher does not say
+	Cores  string  // on which it may run, as "0-3,8-11"; "" = unknown
+	CPUs   float64 // that the ranks of its node have in all, by Slurm or a container; 0 = unknown
+	Kind   string  // of its device
+	GPU    string  // UUID
+	NUMA   int     // node of the GPU
+	Near   string  // cores of this node; "" = unknown
 }
 
 // ownPlace returns where this rank runs, without its device.
 func ownPlace(local, onNode int) place {
 	host, _ := os.Hostname()
-	return place{Host: host, Local: local, OnNode: onNode, Cores: proc.Cores(), CPUs: slurm.Env().CPUs}
+	return place{Host: host, Local: local, OnNode: onNode, Cores: proc.Cores(),
+		CPUs: proc.CPULimit(slurm.Env().CPUs)}
 }
 
 // onNode returns the index of a rank among the ranks of its node, and their number. Some launchers

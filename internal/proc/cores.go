@@ -22,9 +22,8 @@ func ThreadCores() string { return line("/proc/thread-self/status", "Cpus_allowe
 // number divides cores that others share. It also divides unknown cores.
 //
 // Without binding, Slurm lets processes run on all cores of the node, also on those that other jobs
-// have. The processes of a node therefore have at most the cpus that Slurm has given the job there
-// (0 = unknown).
-func Threads(cores []string, own, size, cpus int) int {
+// have. The processes of a node therefore have at most cpus in all (CPULimit; 0 = unknown).
+func Threads(cores []string, own, size int, cpus float64) int {
 	size = max(size, len(cores), 1)
 	mine := CoreList(cores[own])
 	if len(mine) == 0 {
@@ -44,7 +43,7 @@ func Threads(cores []string, own, size, cpus int) int {
 		share = float64(len(mine)) / float64(size)
 	}
 	if cpus > 0 {
-		share = min(share, float64(cpus)/float64(size))
+		share = min(share, cpus/float64(size))
 	}
 	return max(1, int(share+1e-6))
 }

@@ -1,8 +1,6 @@
 package proc
 
 import (
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"testing"
@@ -26,9 +24,10 @@ func TestThreads(t *testing.T) {
 		t.Errorf("the process has %q, its thread %q", Cores(), ThreadCores())
 	}
 	for _, x := range []struct {
-		cores      []string
-		size, cpus int
-		want       int
+		cores []string
+		size  int
+		cpus  float64
+		want  int
 	}{
 		{[]string{"0-3", "4-7", "8-11"}, 3, 0, 4}, {[]string{"0-7"}, 1, 0, 8}, {[]string{"0-7", "0-7"}, 2, 0, 4},
 		{[]string{"0-7", "0-7", "0-7"}, 3, 0, 2}, {[]string{"0", "0"}, 2, 0, 1}, {[]string{"0-3", "0-7"}, 2, 0, 2},
@@ -38,19 +37,19 @@ func TestThreads(t *testing.T) {
 		// Slurm has given the processes of the node these CPUs
 		{[]string{"0-63", "0-63"}, 2, 4, 2}, {[]string{"0-63", "0-63"}, 2, 1, 1}, {[]string{"0-63", "0-63"}, 2, 64, 32},
 		{[]string{"0-7", "8-15"}, 2, 16, 8}, {[]string{"0-63"}, 4, 8, 2},
+		{[]string{"0-63"}, 1, 2.5, 2}, {[]string{"0-63"}, 1, 0.5, 1}, // of a container
 		// unknown cores
 		{[]string{"", ""}, 2, 0, max(1, runtime.NumCPU()/2)}, {[]string{""}, 1, 0, runtime.NumCPU()},
 	} {
 		if got := Threads(x.cores, 0, x.size, x.cpus); got != x.want {
-			t.Errorf("%q, %d processes, %d CPUs: %d threads, want %d", x.cores, x.size, x.cpus, got, x.want)
+			t.Errorf("%q, %d processes, %v CPUs: %d threads, want %d", x.cores, x.size, x.cpus, got, x.want)
 		}
 	}
 }
 
 // A GPU is found by its UUID, and its NUMA node by its address on the PCI bus.
 func TestGPUNode(t *testing.T) {
-	root := t.TempDir()
-	for path, text := range map[string]string{
+	root := folder(t, map[string]string{
 		"proc/driver/nvidia/gpus/0000:17:00.0/information": "Model: \t\t H100\nIRQ:   \t\t 12\nGPU UUID: \t GPU-aaaa\n",
 		"proc/driver/nvidia/gpus/0000:ca:00.0/information": "Model: \t\t H100\nGPU UUID: \t GPU-bbbb\n",
 		"proc/driver/nvidia/gpus/0000:da:00.0/information": "GPU UUID: \t GPU-cccc\n",
@@ -59,15 +58,7 @@ func TestGPUNode(t *testing.T) {
 		"sys/bus/pci/devices/0000:da:00.0/numa_node":       "-1\n",
 		"sys/devices/system/node/node0/cpulist":            "0-3\n",
 		"sys/devices/system/node/node1/cpulist":            "4-7\n",
-	} {
-		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	for uuid, want := range map[string]string{"GPU-aaaa": "0-3", "GPU-BBBB": "4-7", "GPU-cccc": "", "GPU-dddd": "",
 		"": ""} {
 		if node, cores := GPUNode(root, uuid); cores != want || uuid == "GPU-BBBB" && node != 1 {

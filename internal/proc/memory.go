@@ -38,46 +38,22 @@ var (
 		[2]string{"total_active_file", "total_inactive_file"}}
 )
 
-// groupMemory returns the smallest limit of this process's control group and of its parents up to
-// the mount point, and the smallest number of bytes that one of these limits leaves. The limit is 0
-// if there is none. Version 2 of control groups has one hierarchy, version 1 has one with the
-// controller "memory". root is "/", or another folder for tests.
+// groupMemory returns the smallest limit of this process's control groups, and the smallest number
+// of bytes that one of these limits leaves. The limit is 0 if there is none.
 func groupMemory(root string) (limit, left int64) {
-	mounts, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
-	if err != nil {
-		return 0, 0
-	}
 	left = math.MaxInt64
-	for _, mount := range strings.Split(string(mounts), "\n") {
-		head, tail, _ := strings.Cut(mount, " - ")
-		// the fields are id, parent, device, the folder of the file system that is mounted, and the
-		// mount point; after the dash type, source and options
-		where, what := strings.Fields(head), strings.Fields(tail)
-		if len(where) < 5 || len(what) < 3 {
-			continue
+	eachGroup(root, "memory", func(folder string, v1 bool) {
+		names := memoryV2
+		if v1 {
+			names = memoryV1
 		}
-		names, controller := memoryV2, ""
-		switch {
-		case what[0] == "cgroup" && hasWord(what[2], "memory"):
-			names, controller = memoryV1, "memory"
-		case what[0] != "cgroup2":
-			continue
-		}
-		point := filepath.Join(root, where[4])
-		folder := filepath.Join(point, below(where[3], ownGroup(root, controller)))
-		for {
-			if n := number(filepath.Join(folder, names.limit)); n > 0 {
-				if limit == 0 || n < limit {
-					limit = n
-				}
-				left = min(left, max(0, n-used(folder, names)))
+		if n := number(filepath.Join(folder, names.limit)); n > 0 {
+			if limit == 0 || n < limit {
+				limit = n
 			}
-			if folder == point {
-				break
-			}
-			folder = filepath.Dir(folder)
+			left = min(left, max(0, n-used(folder, names)))
 		}
-	}
+	})
 	return limit, left
 }
 
@@ -90,31 +66,6 @@ func used(folder string, names memoryFiles) int64 {
 	}
 	return max(0, n)
 }
-
-// ownGroup returns this process's control group in the hierarchy of a controller; "" is the
-// hierarchy of version 2. Without an entry it returns "/".
-func ownGroup(root, controller string) string {
-	text, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
-	for _, l := range strings.Split(string(text), "\n") {
-		if f := strings.SplitN(l, ":", 3); len(f) == 3 && hasWord(f[1], controller) {
-			return f[2]
-		}
-	}
-	return "/"
-}
-
-// below returns the path of a control group below the mounted folder of its hierarchy. A group
-// outside of the mount has no folder there; below then returns "", the mount's own folder.
-func below(mounted, group string) string {
-	rest, ok := strings.CutPrefix(group, strings.TrimSuffix(mounted, "/"))
-	if !ok || !strings.HasPrefix(rest, "/") || strings.HasPrefix(rest, "/..") {
-		return ""
-	}
-	return rest
-}
-
-// hasWord reports whether a list "a,b" has a word.
-func hasWord(list, word string) bool { return strings.Contains(","+list+",", ","+word+",") }
 
 // number returns the number in a file; 0 if there is none. Version 2 writes "max" for no limit,
 // version 1 a number close to the largest int64.

@@ -1,8 +1,6 @@
 package proc
 
 import (
-	"os"
-	"path/filepath"
 	"runtime"
 	"testing"
 )
@@ -56,16 +54,7 @@ func TestGroupMemory(t *testing.T) {
 			"proc/self/cgroup":            "8:memory:/docker/ab\n",
 			old + "memory.limit_in_bytes": "700\n"}, 700, 700},
 	} {
-		root := t.TempDir()
-		for path, text := range x.files {
-			path = filepath.Join(root, path)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
+		root := folder(t, x.files)
 		if limit, left := groupMemory(root); limit != x.limit || x.limit > 0 && left != x.left {
 			t.Errorf("%s: limit %d with %d left, want %d and %d", name, limit, left, x.limit, x.left)
 		}
