@@ -49,24 +49,13 @@ func init() { comm.SetMPIHooks(C.enter_host(), C.leave_host()) }
 // thread. (Go reads them when the library is loaded, which may be before the host has set them.)
 // Collective.
 func shareOfCores(op string, c comm.Comm) (int, error) {
-	type place struct{ Host, Cores string }
 	host, _ := os.Hostname()
-	all, err := comm.GatherJSON(c, op, place{host, proc.ThreadCores()})
+	all, err := comm.GatherJSON(c, op, proc.Place{Host: host, Cores: proc.ThreadCores()})
 	if err != nil {
 		return 0, err
 	}
-	var cores []string
-	own := 0
-	for rank, p := range all {
-		if rank == c.Rank() {
-			own = len(cores)
-		}
-		if p.Host == host {
-			cores = append(cores, p.Cores)
-		}
-	}
 	env := slurm.Env()
-	return proc.Threads(cores, own, env.LocalSize, proc.CPULimit(env.CPUs)), nil
+	return proc.Threads(all, c.Rank(), env.LocalSize, proc.CPULimit(env.CPUs)), nil
 }
 
 // callLog passes a line to the host's log function. The line is valid during the call.

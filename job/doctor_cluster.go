@@ -105,17 +105,12 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, r launch.Rank
 	if folder != nil {
 		defer folder.Close()
 	}
-	places, err := comm.GatherJSON(world, "launch", ownPlace(r.Local, r.OnNode))
+	places, own, err := findPlaces(r, j.Device.Threads)
 	if err != nil {
 		return nil, err
 	}
-	local, perNode := onNode(places, world.Rank())
-	s.LocalRank = local
-	threads := int(j.Device.Threads)
-	if threads == 0 {
-		threads = threadsOf(places, world.Rank(), perNode)
-	}
-	s.Open = func() (device.Device, tensor.DType, error) { return openFor(j, threads, local, perNode) }
+	s.LocalRank = own.local
+	s.Open = func() (device.Device, tensor.DType, error) { return openFor(j, own) }
 	report, err := cluster.Check(world, s)
 	if err == nil {
 		report.Advise(placementWarnings(places, int(j.Mesh.Ulysses*j.Mesh.Ring), int(j.Device.Threads)))
@@ -124,9 +119,9 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, r launch.Rank
 }
 
 // openFor opens this rank's device as the job asks for it.
-func openFor(j *file.Job, threads, localRank, onNode int) (device.Device, tensor.DType, error) {
-	d, _, err := backends.Open(backends.Choice{Backend: j.Device.Backend, Threads: threads, LocalRank: localRank,
-		RanksOnNode: onNode, Deterministic: j.Device.Deterministic})
+func openFor(j *file.Job, s seat) (device.Device, tensor.DType, error) {
+	d, _, err := backends.Open(backends.Choice{Backend: j.Device.Backend, Threads: s.threads, LocalRank: s.local,
+		RanksOnNode: s.perNode, Deterministic: j.Device.Deterministic})
 	if err != nil {
 		return nil, tensor.Invalid, err
 	}

@@ -42,13 +42,11 @@ type Env struct {
 	source  string   // of the job file
 	sets    []string // table.key=value, of the command line
 
+	seat
 	world    comm.Comm // all ranks, for tensors in host memory; neither counted nor watched
 	opener   opener
 	timeout  time.Duration // of a collective; 0 = none
-	perNode  int           // ranks of this rank's node
-	local    int           // index of this rank among them
 	places   []place       // of all ranks
-	threads  int           // of this rank, for work on the host (device.threads)
 	freeHost int64         // bytes of free host memory for this rank at the start; 0 = unknown
 	nudged   bool          // verify: the last bit of each weight is changed
 	layered  bool          // the mesh uses a communicator of the device instead of world

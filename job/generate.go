@@ -75,13 +75,12 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	}
 	j := file.Default()
 	j.Device.Backend, j.Device.DType = g.device, g.dtype
-	places, err := comm.GatherJSON(world, "launch", ownPlace(r.Local, r.OnNode))
+	_, s, err := findPlaces(r, 0)
 	if err != nil {
 		return false, err
 	}
-	local, perNode := onNode(places, world.Rank())
-	d, _, err := backends.Open(backends.Choice{Backend: g.device, LocalRank: local, RanksOnNode: perNode,
-		Threads: threadsOf(places, world.Rank(), perNode)})
+	d, _, err := backends.Open(backends.Choice{Backend: g.device, LocalRank: s.local, RanksOnNode: s.perNode,
+		Threads: s.threads})
 	if d != nil {
 		defer d.Close()
 	}

@@ -100,9 +100,11 @@ func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
 // openDevice opens the device and chooses the compute type.
 func (e *Env) openDevice(r launch.Rank) error {
 	t, world := &e.Job.Device, r.World
-	if err := e.findPlaces(world, r); err != nil {
+	_, own, err := findPlaces(r, t.Threads)
+	if err != nil {
 		return err
 	}
+	e.seat = own
 	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: e.threads, LocalRank: e.local,
 		RanksOnNode: e.perNode, Deterministic: t.Deterministic})
 	if err == nil {

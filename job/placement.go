@@ -63,17 +63,11 @@ func (p place) withDevice(kind, gpu, root string) place {
 // threadsOf returns how many threads a rank should have. perNode is the number of ranks of its
 // node.
 func threadsOf(all []place, rank, perNode int) int {
-	var cores []string
-	own := 0
+	cores := make([]proc.Place, len(all))
 	for r, p := range all {
-		if r == rank {
-			own = len(cores)
-		}
-		if p.Host == all[rank].Host {
-			cores = append(cores, p.Cores)
-		}
+		cores[r] = proc.Place{Host: p.Host, Cores: p.Cores}
 	}
-	return proc.Threads(cores, own, perNode, all[rank].CPUs)
+	return proc.Threads(cores, rank, perNode, all[rank].CPUs)
 }
 
 // node is a machine with its ranks.
@@ -198,18 +192,24 @@ func scattered(all []place, nodes []node, perSequence int) string {
 	return ""
 }
 
-// findPlaces gathers where all ranks run, before they open devices, and sets this rank's index on
-// its node and its threads. Collective.
-func (e *Env) findPlaces(world comm.Comm, r launch.Rank) error {
-	all, err := comm.GatherJSON(world, "launch", ownPlace(r.Local, r.OnNode))
-	if err != nil {
-		return err
+// seat is what a rank has of its node.
+type seat struct {
+	local, perNode int // its index among the ranks of its node, and their number
+	threads        int // for work on the host
+}
+
+// findPlaces gathers where all ranks run, before they open devices. threads is device.threads; 0 =
+// the rank's share of the cores. Collective.
+func findPlaces(r launch.Rank, threads int64) (all []place, s seat, err error) {
+	if all, err = comm.GatherJSON(r.World, "launch", ownPlace(r.Local, r.OnNode)); err != nil {
+		return nil, s, err
 	}
-	e.local, e.perNode = onNode(all, world.Rank())
-	if e.threads = int(e.Job.Device.Threads); e.threads == 0 {
-		e.threads = threadsOf(all, world.Rank(), e.perNode)
+	rank := r.World.Rank()
+	s.local, s.perNode = onNode(all, rank)
+	if s.threads = int(threads); s.threads == 0 {
+		s.threads = threadsOf(all, rank, s.perNode)
 	}
-	return nil
+	return all, s, nil
 }
 
 // checkPlaces gathers the devices of all ranks and refuses ranks with and without a GPU in one job.

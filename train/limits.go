@@ -59,13 +59,18 @@ func fitsHost(d device.Device, free int64, perNode, stage int, plan []model.Comp
 		}
 	}
 	return inGroup(within(plan, true, free, whose, orZero(stage, fix)), free*int64(max(1, perNode)),
-		proc.MemoryLimit(), proc.Meminfo("MemTotal:"))
+		func() (limit, total int64) { return proc.MemoryLimit(), proc.Meminfo("MemTotal:") })
 }
 
 // inGroup adds to an error of fitsHost the limit of this process's control group, if this may be
-// the reason: free is the free memory, limit that of the group (0 = none), and total the machine's.
-func inGroup(err error, free, limit, total int64) error {
-	if err == nil || limit == 0 || limit >= total || free > limit {
+// the reason. free is the free memory. memory returns the limit of the group (0 = none) and the
+// memory of the machine; it reads files, and plans are checked many times.
+func inGroup(err error, free int64, memory func() (limit, total int64)) error {
+	if err == nil {
+		return nil
+	}
+	limit, total := memory()
+	if limit == 0 || limit >= total || free > limit {
 		return err
 	}
 	return status.Errorf(status.OutOfMemory,

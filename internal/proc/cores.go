@@ -15,31 +15,38 @@ func Cores() string { return line("/proc/self/status", "Cpus_allowed_list:") }
 // ThreadCores returns the cores on which the calling thread may run.
 func ThreadCores() string { return line("/proc/thread-self/status", "Cpus_allowed_list:") }
 
+// Place is where a process runs: its host, and the cores on which it may run, in the form of Cores.
+type Place struct{ Host, Cores string }
+
 // Threads returns how many threads a process should have: its share of the cores on which it may
-// run. cores has the cores of each process of its node; own is its index there. A core that several
-// of them may use is divided among them, so a launcher that binds each process to its own cores
-// gives it all of them. size is the number of all processes of the node. If cores lacks some, this
+// run. all has the processes of a job, and own is its index there. A core that several processes of
+// its host may use is divided among them, so a launcher that binds each process to its own cores
+// gives it all of them. size is the number of all processes of the node. If all lacks some, this
 // number divides cores that others share. It also divides unknown cores.
 //
 // Without binding, Slurm lets processes run on all cores of the node, also on those that other jobs
 // have. The processes of a node therefore have at most cpus in all (CPULimit; 0 = unknown).
-func Threads(cores []string, own, size int, cpus float64) int {
-	size = max(size, len(cores), 1)
-	mine := CoreList(cores[own])
-	if len(mine) == 0 {
-		return max(1, runtime.NumCPU()/size)
-	}
+func Threads(all []Place, own, size int, cpus float64) int {
+	mine := CoreList(all[own].Cores)
 	users := map[int]int{} // processes by core
-	for _, list := range cores {
-		for _, c := range CoreList(list) {
+	known := 0
+	for _, p := range all {
+		if p.Host != all[own].Host {
+			continue
+		}
+		known++
+		for _, c := range CoreList(p.Cores) {
 			users[c]++
 		}
+	}
+	if size = max(size, known); len(mine) == 0 {
+		return max(1, runtime.NumCPU()/size)
 	}
 	share := 0.0
 	for _, c := range mine {
 		share += 1 / float64(users[c])
 	}
-	if bound := len(cores) > 1 && share == float64(len(mine)); len(cores) < size && !bound {
+	if bound := known > 1 && share == float64(len(mine)); known < size && !bound {
 		share = float64(len(mine)) / float64(size)
 	}
 	if cpus > 0 {

@@ -41,7 +41,11 @@ func TestThreads(t *testing.T) {
 		// unknown cores
 		{[]string{"", ""}, 2, 0, max(1, runtime.NumCPU()/2)}, {[]string{""}, 1, 0, runtime.NumCPU()},
 	} {
-		if got := Threads(x.cores, 0, x.size, x.cpus); got != x.want {
+		all := []Place{{"n1", x.cores[0]}, {"n2", "0-63"}} // the other host does not matter
+		for _, cores := range x.cores[1:] {
+			all = append(all, Place{"n1", cores})
+		}
+		if got := Threads(all, 0, x.size, x.cpus); got != x.want {
 			t.Errorf("%q, %d processes, %v CPUs: %d threads, want %d", x.cores, x.size, x.cpus, got, x.want)
 		}
 	}

@@ -1,47 +1,40 @@
 package proc
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 )
 
 // CPULimit returns the CPUs that the control groups of this process may use, as containers limit
 // them, or given if that is less; 0 = no limit, or unknown.
-func CPULimit(given int) float64 {
-	limit := groupCPUs("/")
-	if given > 0 && (limit == 0 || float64(given) < limit) {
-		return float64(given)
+func CPULimit(given int) float64 { return lower(groupCPUs("/"), float64(given)) }
+
+// lower returns the lower of two limits; 0 = none.
+func lower[N int64 | float64](a, b N) N {
+	if a == 0 || b == 0 {
+		return a + b
 	}
-	return limit
+	return min(a, b)
 }
 
 // groupCPUs returns the smallest limit of this process's control groups: the time of all CPUs that
 // it may use in a period, divided by the period. 0 = none.
 func groupCPUs(root string) (limit float64) {
 	eachGroup(root, "cpu", func(folder string, v1 bool) {
-		var quota, period string
+		var quota, period int64 // version 1 has -1 for no limit, version 2 "max", which is no number
 		if v1 {
-			quota = word(filepath.Join(folder, "cpu.cfs_quota_us"))
-			period = word(filepath.Join(folder, "cpu.cfs_period_us"))
+			quota = number(filepath.Join(folder, "cpu.cfs_quota_us"))
+			period = number(filepath.Join(folder, "cpu.cfs_period_us"))
 		} else {
-			quota, period, _ = strings.Cut(word(filepath.Join(folder, "cpu.max")), " ")
+			_, _ = fmt.Sscan(line(filepath.Join(folder, "cpu.max"), ""), &quota, &period)
 		}
-		// no limit is "max" in version 2 and -1 in version 1
-		a, err := strconv.ParseInt(quota, 10, 64)
-		b, fault := strconv.ParseInt(period, 10, 64)
-		if n := float64(a) / float64(b); err == nil && fault == nil && a > 0 && b > 0 && (limit == 0 || n < limit) {
-			limit = n
+		if quota > 0 && period > 0 {
+			limit = lower(limit, float64(quota)/float64(period))
 		}
 	})
 	return limit
-}
-
-// word returns the text of a file without spaces around it; "" if it cannot be read.
-func word(path string) string {
-	text, _ := os.ReadFile(path)
-	return strings.TrimSpace(string(text))
 }
 
 // eachGroup calls f with the folders of this process's control group and its parents up to the

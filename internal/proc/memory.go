@@ -48,9 +48,7 @@ func groupMemory(root string) (limit, left int64) {
 			names = memoryV1
 		}
 		if n := number(filepath.Join(folder, names.limit)); n > 0 {
-			if limit == 0 || n < limit {
-				limit = n
-			}
+			limit = lower(limit, n)
 			left = min(left, max(0, n-used(folder, names)))
 		}
 	})
