@@ -210,7 +210,11 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 func (s *session) removeLeft() error {
 	dir := s.Job.Output.Dir
 	err := launch.RemoveLeft(dir)
-	for _, name := range s.Job.Outputs() {
+	names := s.Job.Outputs()
+	for _, name := range s.Job.OutputFolders() { // a model is written inside a folder that is a mount point
+		names = append(names, filepath.Join(name, filepath.Base(name)))
+	}
+	for _, name := range names {
 		if err == nil {
 			err = tensor.RemoveLeft(filepath.Join(dir, name))
 		}

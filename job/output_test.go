@@ -164,13 +164,14 @@ func TestOperatorOutputExists(t *testing.T) {
 func TestUnfinishedFilesAreRemoved(t *testing.T) {
 	dir, run := newKept(t)
 	out := filepath.Join(dir, "out")
-	left := []string{".report.html.a294f23d", ".model.0123abcd/model.safetensors", ".start-77/0", ".start-77.made"}
+	left := []string{".report.html.a294f23d", ".model.0123abcd/model.safetensors", "model/.model.0123abcd/config.json",
+		".start-77/0", ".start-77.made"}
 	other := []string{".model.backup/model.safetensors", ".report.html.a294f23d1", ".model.0123abcd.old/notes.txt",
 		".starter"}
 	for _, name := range append(slices.Clone(left), other...) {
 		putIn(t, filepath.Join(out, name), "x")
 	}
-	if _, err := run(2); err != nil {
+	if _, err := run(2, "output.overwrite=true"); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range left {

@@ -96,7 +96,7 @@ func writeWeights(dir, weights string, rest func(dir string) error, tensors []St
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return status.Errorf(status.IO, "%w; choose an output folder that can be written", err)
 	}
-	temp, err := tensor.Beside(dir, func(name string) error { return os.Mkdir(name, 0o777) })
+	temp, err := temporary(dir)
 	if err != nil {
 		return status.Errorf(status.IO, "%w; choose an output folder that can be written", err)
 	}
@@ -148,44 +148,6 @@ func (t *Stored) write(w io.Writer, buffer []float32, bytes []byte) error {
 		if _, err := w.Write(bytes); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// replace renames temp to dir. Files of the old dir that do not belong to its model are kept.
-func replace(dir, temp string) error {
-	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return status.Errorf(status.IO, "%s is a file; remove it or choose another folder", dir)
-	}
-	old := temp + ".old"
-	err := os.Rename(dir, old)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return status.Errorf(status.IO, "%s cannot be replaced: %w", dir, err)
-	}
-	if err := os.Rename(temp, dir); err != nil {
-		os.Rename(old, dir) // restore
-		return status.Errorf(status.IO, "%s cannot be written: %w", dir, err)
-	}
-	if err != nil {
-		return nil // dir did not exist
-	}
-	entries, err := os.ReadDir(old)
-	if err != nil {
-		return status.Errorf(status.IO, "%s is saved, but its other files could not be moved from %s: %w", dir,
-			old, err)
-	}
-	for _, e := range entries {
-		name := e.Name()
-		if ofModel(e) {
-			continue
-		}
-		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
-			return status.Errorf(status.IO, "%s is saved, but its file %s could not be moved from %s: %w", dir, name,
-				old, err)
-		}
-	}
-	if err := os.RemoveAll(old); err != nil {
-		return status.Errorf(status.IO, "the previous %s could not be removed from %s: %w", dir, old, err)
 	}
 	return nil
 }

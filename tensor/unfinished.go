@@ -1,10 +1,12 @@
 package tensor
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // unfinished is the set of temporary names in use: files and folders that are being written.
@@ -49,7 +51,7 @@ func RemoveUnfinished() {
 // they may hold files of the user.
 func RemoveLeft(path string) error {
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if os.IsNotExist(err) {
+	if os.IsNotExist(err) || errors.Is(err, syscall.ENOTDIR) {
 		return nil
 	} else if err != nil {
 		return err

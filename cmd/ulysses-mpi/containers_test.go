@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"ulysses/testkit/need"
+)
+
+// inMounts runs a shell script with mounts of its own, as root. The script is in a file system in
+// memory, with a job that a run of two steps has ended. $program is this program.
+func inMounts(t *testing.T, script string) {
+	t.Helper()
+	need.Namespaces(t)
+	dir, _ := jobFolder(t)
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc", `
+mkdir memory; mount -t tmpfs tmpfs memory; cp job.toml a.txt memory; cd memory
+train() { "$program" job.toml -q --set checkpoint.every=1 --set train.steps="$@"; }
+train 2
+`+script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1", "program="+os.Args[0])
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A volume of a container is a mount point, which cannot be renamed. Often it is the only folder
+// that can be written.
+func TestModelInMountPoint(t *testing.T) {
+	for name, mount := range map[string]string{
+		"volume":               "mount -t tmpfs tmpfs volume",
+		"same file system":     "mkdir host; mount --bind host volume",
+		"read-only container":  "mount -t tmpfs tmpfs volume; mount -o remount,ro .",
+		"folder above it only": "chmod 555 .",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inMounts(t, "mkdir volume; "+mount+`
+write() { setpriv --bounding-set -dac_override "$program" export out volume "$@"; }
+write
+cmp volume/model.safetensors out/model/model.safetensors
+echo mine >volume/notes.txt
+echo >volume/model-00001-of-00002.safetensors
+write --force
+test "$(echo $(ls -A volume))" = "config.json model.safetensors notes.txt"`)
+		})
+	}
+}
