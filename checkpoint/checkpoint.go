@@ -23,11 +23,13 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
@@ -317,10 +319,19 @@ func (d Dir) prune(step int64, keep int, best int64, damaged []int64) error {
 	return nil
 }
 
-// removeFolder renames a folder to a name that is not a checkpoint, and then removes it.
+// removeFolder renames a folder to a name that is not a checkpoint, and then removes it. A folder
+// of a container's image, in the lower layer of overlayfs, cannot be renamed; without its manifest
+// it is not a checkpoint either.
 func removeFolder(path string) error {
 	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old")
-	if err := os.Rename(path, hidden); err != nil {
+	err := os.Rename(path, hidden)
+	if errors.Is(err, syscall.EXDEV) {
+		hidden, err = path, os.Remove(filepath.Join(path, ManifestFile))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
 		return err
 	}
 	return os.RemoveAll(hidden)

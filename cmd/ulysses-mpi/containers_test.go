@@ -47,3 +47,19 @@ test "$(echo $(ls -A volume))" = "config.json model.safetensors notes.txt"`)
 		})
 	}
 }
+
+// The folders of a container's image are in the lower layer of overlayfs, in which they cannot be
+// renamed.
+func TestResultsInImage(t *testing.T) {
+	inMounts(t, `
+mkdir image upper work container
+mv out job.toml a.txt image
+mount -t overlay -o lowerdir=image,upperdir=upper,workdir=work overlay container
+cd container
+train 4 --set 'checkpoint.accept=["train.steps"]'
+test "$(echo $(ls -A out/checkpoints))" = "step-00000003 step-00000004"
+if cmp -s out/model/model.safetensors ../image/out/model/model.safetensors; then echo "out/model is the old one"; exit 1; fi
+test "$(echo $(ls -A out))" = "checkpoints metrics.jsonl model report.html"
+train 4 --set checkpoint.resume=off --set output.overwrite=true --set checkpoint.keep=1
+test "$(echo $(ls -A out/checkpoints))" = "step-00000004"`)
+}
