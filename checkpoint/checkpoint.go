@@ -337,12 +337,16 @@ func removeFolder(path string) error {
 	return os.RemoveAll(hidden)
 }
 
-// syncDir waits until the entries of a folder are on disk.
+// syncDir waits until the entries of a folder are on disk. Some file systems refuse this for every
+// folder, such as shared folders of virtual machines, and SMB of older kernels.
 func syncDir(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return f.Sync()
+	if err := f.Sync(); !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return nil
 }

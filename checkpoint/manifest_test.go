@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/testkit/need"
 )
 
 // small writes a checkpoint of two parameters and returns its path.
@@ -189,5 +192,36 @@ func TestDiffering(t *testing.T) {
 		if now, was := differing(x[0], x[1]); now != x[2] || was != x[3] {
 			t.Errorf("%q and %q: %q, %q", x[0], x[1], now, was)
 		}
+	}
+}
+
+// Folders of some file systems, such as /proc, cannot be flushed to disk.
+func TestFoldersWithoutSync(t *testing.T) {
+	folder, err := os.Open(need.File(t, "/proc", "mount it"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	if err := folder.Sync(); !errors.Is(err, syscall.EINVAL) {
+		t.Fatalf("the kernel flushes /proc: %v", err)
+	}
+	if err := syncDir("/proc"); err != nil {
+		t.Error(err)
+	}
+	if err := syncDir("/proc/no-such-folder"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// export and eval name the folder that they cannot read, not a key of a job.
+func TestFindNamesTheFolder(t *testing.T) {
+	loop := filepath.Join(t.TempDir(), "loop")
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Find(loop)
+	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "checkpoint "+loop+": ") ||
+		strings.Contains(err.Error(), "output.dir") {
+		t.Error(err)
 	}
 }
