@@ -23,8 +23,7 @@ import (
 func catchCrashes() {
 	debug.SetTraceback("crash")
 	host, _ := os.Hostname()
-	text := C.CString(fmt.Sprintf(
-		"ulysses-mpi: rank %d on %.100s: the program crashed: please report the lines above\n", slurm.Env().Rank, host))
+	text := C.CString(fmt.Sprintf("ulysses-mpi: rank %d on %.100s: ", slurm.Env().Rank, host))
 	defer C.free(unsafe.Pointer(text))
 	C.crash_code(C.int(status.Internal), text)
 }
