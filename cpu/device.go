@@ -53,7 +53,9 @@ import (
 	"github.com/klauspost/cpuid/v2"
 
 	"ulysses/device"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	"ulysses/tensor"
 )
 
@@ -186,8 +188,12 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	}
 	p := C.uly_alloc(C.int64_t(max(bytes, 1)))
 	if p == nil {
-		return nil, status.Errorf(status.OutOfMemory,
-			"cpu.Alloc: the system has no memory for %d bytes; make the job smaller or use more ranks", bytes)
+		fix := "make the job smaller or use more ranks"
+		if limit := proc.AddressLimit(); limit > 0 {
+			fix = "the address space of a process is limited to " + units.GiB(limit) +
+				": raise the limit (ulimit -v, or h_vmem of Grid Engine), or " + fix
+		}
+		return nil, status.Errorf(status.OutOfMemory, "cpu.Alloc: the system has no memory for %d bytes; %s", bytes, fix)
 	}
 	return &buffer{p, bytes}, nil
 }

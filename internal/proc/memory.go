@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // MemoryLimit returns the smallest memory limit, in bytes, of this process's control group and of
@@ -23,6 +24,15 @@ func FreeMemory() int64 {
 		return max(left, 1<<20) // 0 is unknown, also after a division by the ranks of a host
 	}
 	return free
+}
+
+// AddressLimit returns the limit of this process's address space in bytes; 0 = none.
+func AddressLimit() int64 {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_AS, &limit) != nil || limit.Cur > math.MaxInt64 {
+		return 0
+	}
+	return int64(limit.Cur)
 }
 
 // memoryFiles are the names of a control group's limit and use, and of the lines of memory.stat
