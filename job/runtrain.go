@@ -253,7 +253,8 @@ func (s *session) whole(x model.Portion, grads bool, stream device.Stream) (tens
 	return t, err
 }
 
-// command returns the command line that runs this job again, quoted for a shell.
+// command returns the command line that resumes this job from its newest checkpoint, quoted for a
+// shell.
 func (e *Env) command() string {
 	args := e.args
 	if len(args) == 0 { // there is no command line: Run was called
@@ -265,5 +266,9 @@ func (e *Env) command() string {
 			args = append(args, "--ranks", strconv.Itoa(n))
 		}
 	}
-	return launch.Command(args)
+	again := launch.Command(args)
+	if resume := e.Job.Checkpoint.Resume; resume != "auto" && resume != "" {
+		again += " --set checkpoint.resume=auto" // the run has started afresh, or from another checkpoint
+	}
+	return again
 }

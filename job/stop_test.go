@@ -50,7 +50,8 @@ func TestStoppedRunNamesWhatIsThere(t *testing.T) {
 			open: opener{ask, backends.OpenComm, nil}})
 		if _, statErr := os.Stat(filepath.Join(dir, "out", "model")); status.Of(err) != status.Preempted ||
 			statErr == nil || strings.Contains(out.String(), filepath.Join("out", "model")) ||
-			!strings.Contains(out.String(), "report") {
+			!strings.Contains(out.String(), "report") ||
+			!strings.HasSuffix(err.Error(), " --set checkpoint.resume=off --set output.overwrite=true --set checkpoint.resume=auto") {
 			t.Errorf("%v\n%s", err, out.String())
 		}
 		page, err := os.ReadFile(filepath.Join(dir, "out", "report.html"))
@@ -93,7 +94,8 @@ func TestStopBeforeEvaluation(t *testing.T) {
 	}
 }
 
-// The command that resumes a run is the run's own command, quoted for a shell.
+// The command that resumes a run is the run's own command, quoted for a shell. If that would not
+// resume from the newest checkpoint, it has a key more.
 func TestCommand(t *testing.T) {
 	job := &Env{Job: &file.Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`},
 		world: comm.Local(3)[0]}
@@ -102,7 +104,11 @@ func TestCommand(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	job.args = []string{"ulysses-mpi", "job.toml", "-n", "2", ""}
-	if got, want := job.command(), "ulysses-mpi job.toml -n 2 ''"; got != want {
-		t.Errorf("%s, want %s", got, want)
+	for resume, more := range map[string]string{"auto": "", "off": " --set checkpoint.resume=auto",
+		"out/checkpoints/step-00000002": " --set checkpoint.resume=auto"} {
+		job.Job.Checkpoint.Resume = resume
+		if got, want := job.command(), "ulysses-mpi job.toml -n 2 ''"+more; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }
