@@ -1,7 +1,9 @@
 """Effects of the library on its process: symbols, signals, memory, forked children, output."""
 
 import os
+import pathlib
 import signal
+import tempfile
 import unittest
 
 import children
@@ -51,6 +53,23 @@ except AttributeError:
             ),
             "local",
         )
+
+    def test_library_that_cannot_be_loaded(self):
+        """A library for another machine, or with noexec, is not one that is missing."""
+        with tempfile.TemporaryDirectory() as folder:
+            code = """
+import ulysses
+try:
+    ulysses.Context()
+except ulysses.DeviceError as e:
+    print(e)
+"""
+            says = python(code, ULYSSES_LIBRARY=folder)
+            self.assertIn("libulysses.so was not found: ", says)
+            pathlib.Path(folder, "libulysses.so").write_text("version https://git-lfs.github.com")
+            says = python(code, ULYSSES_LIBRARY=folder)
+            self.assertIn("libulysses.so was found and cannot be loaded: ", says)
+            self.assertIn("noexec", says)
 
     def test_no_mpi_without_ranks(self):
         """The library and a context of one rank load no MPI library."""

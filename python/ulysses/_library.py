@@ -52,18 +52,24 @@ def check_version(found: int) -> None:
 
 
 def _open() -> ctypes.CDLL:
-    tried = []
+    tried: list[str] = []
+    broken: list[str] = []
     for path in candidates():
         try:
             lib = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as e:
-            tried.append(str(e))
+            (broken if os.path.exists(path) else tried).append(str(e))
             continue
         for name, (result, args) in _struct.FUNCTIONS.items():
             f = _symbol(lib, name, path)
             f.argtypes, f.restype = args, result
         check_version(lib.ulysses_version())
         return lib
+    if broken:
+        raise DeviceError(
+            f"ulysses: libulysses.so was found and cannot be loaded: {', '.join(broken)}; install "
+            "a library that was built for this machine, in a file system without noexec"
+        )
     raise DeviceError(
         f"ulysses: libulysses.so was not found: {', '.join(tried)}; run make lib in the source "
         "tree, or set ULYSSES_LIBRARY to the file"
