@@ -63,3 +63,12 @@ test "$(echo $(ls -A out))" = "checkpoints metrics.jsonl model report.html"
 train 4 --set checkpoint.resume=off --set output.overwrite=true --set checkpoint.keep=1
 test "$(echo $(ls -A out/checkpoints))" = "step-00000004"`)
 }
+
+// doctor finds shared memory that cannot be written, whatever its size.
+func TestSharedMemoryIsReadOnly(t *testing.T) {
+	inMounts(t, `
+mount -t tmpfs -o ro tmpfs /dev/shm
+"$program" doctor >found
+grep -q '^  shared memory  */dev/shm cannot be written: read-only file system$' found
+grep -q '^  shared memory: MPI ranks of one node communicate more slowly' found`)
+}

@@ -3,6 +3,8 @@ package doctor
 import (
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"ulysses/internal/units"
 )
 
@@ -14,6 +16,10 @@ func sharedMemory() finding {
 	if err := syscall.Statfs(path, &s); err != nil {
 		return finding{"shared memory", "no " + path, "MPI ranks of one node communicate more slowly",
 			"mount a tmpfs there"}
+	}
+	if err := unix.Access(path, unix.W_OK); err != nil {
+		return finding{"shared memory", path + " cannot be written: " + err.Error(),
+			"MPI ranks of one node communicate more slowly, and NCCL fails", "mount a tmpfs there that every user can write"}
 	}
 	free := int64(s.Bavail) * int64(s.Bsize)
 	f := finding{what: "shared memory", found: units.GiB(free) + " free in " + path}
