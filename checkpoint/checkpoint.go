@@ -68,11 +68,20 @@ func stepOf(name string) (step int64, ok bool) {
 
 // Steps returns the steps of the complete checkpoints in increasing order.
 func (d Dir) Steps() ([]int64, error) {
+	steps, err := d.steps()
+	if err != nil {
+		return nil, status.Errorf(status.IO, "checkpoint.dir: %w; choose another output.dir", err)
+	}
+	return steps, nil
+}
+
+// steps is Steps with the error of the folder.
+func (d Dir) steps() ([]int64, error) {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, status.Errorf(status.IO, "checkpoint.dir: %w; choose another output.dir", err)
+		return nil, err
 	}
 	var steps []int64
 	for _, e := range entries {

@@ -48,9 +48,10 @@ func Find(path string) ([]string, error) {
 			path)
 	}
 	for _, dir := range []Dir{Dir(path), Dir(filepath.Join(path, usualDir))} {
-		steps, err := dir.Steps()
+		steps, err := dir.steps()
 		if err != nil {
-			return nil, err
+			return nil, status.Errorf(status.IO,
+				"checkpoint %s: %w; name a checkpoint that can be read, or the folder in which a run keeps checkpoints", path, err)
 		}
 		var paths []string
 		for _, s := range slices.Backward(steps) {
