@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -127,5 +128,20 @@ func TestPlurals(t *testing.T) {
 	if strings.Contains(out, "1 ranks") || strings.Contains(out, "1 threads") || strings.Contains(out, "1 steps") ||
 		!strings.Contains(out, "1 rank, ulysses 1") || !strings.Contains(out, "1 thread a rank") {
 		t.Error(out)
+	}
+}
+
+// The example of packaging/ulysses.def, whose image runs the program, begins with a verb or a job
+// file.
+func TestImageRunsAVerb(t *testing.T) {
+	example := regexp.MustCompile(`(?m)^# .* run .*ulysses\.sif (\S+)`)
+	found := example.FindAllStringSubmatch(text(t, "../packaging/ulysses.def"), -1)
+	for _, f := range found {
+		if verbOf(f[1]) == nil && filepath.Ext(f[1]) != ".toml" {
+			t.Errorf("%s: %s is no verb", f[0], f[1])
+		}
+	}
+	if len(found) == 0 {
+		t.Error("no example")
 	}
 }
