@@ -92,6 +92,12 @@ func setLibraryDefaults() {
 		// Some versions of UCX do not have UCX_ERROR_SIGNALS and would print a warning.
 		set("UCX_WARN_UNUSED_ENV_VARS", "n")
 	}
+	// Open MPI does not try whether a container lets ranks read each other's memory. It would print
+	// a line for each message, and then send it in another way.
+	if copiesForbidden() {
+		set("OMPI_MCA_btl_vader_single_copy_mechanism", "none")
+		set("OMPI_MCA_smsc", "^cma") // Open MPI 5
+	}
 	// Ranks that share cores must yield them while they wait. mpirun sets this, srun does not.
 	if slurm.Env().LocalSize > runtime.NumCPU() {
 		set("OMPI_MCA_mpi_yield_when_idle", "1")

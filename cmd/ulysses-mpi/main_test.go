@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"ulysses/internal/status"
 	"ulysses/job"
 )
@@ -25,6 +27,12 @@ func TestMain(m *testing.M) {
 				code = status.IO
 			}
 			os.Exit(int(code))
+		}
+		if os.Getenv("ULYSSES_TEST_FORBID_COPIES") != "" {
+			if err := forbid(unix.SYS_PROCESS_VM_READV); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(int(status.Internal))
+			}
 		}
 		if kind := os.Getenv("ULYSSES_TEST_CRASH"); kind != "" {
 			catchCrashes()

@@ -66,6 +66,21 @@ func eachRank(commands ...[]string) []string {
 	return []string{"sh", "-c", script + "esac"}
 }
 
+// In a container that forbids ranks to read each other's memory, Open MPI prints a line for each
+// message unless it is told so.
+func TestForbiddenCopies(t *testing.T) {
+	for _, name := range []string{"OMPI_MCA_btl_vader_single_copy_mechanism", "OMPI_MCA_smsc"} { // make sets the first
+		t.Setenv(name, "")
+		os.Unsetenv(name)
+	}
+	_, job := jobFolder(t)
+	code, _, stderr := mpirun(t, "2", []string{"ULYSSES_TEST_FORBID_COPIES=1"}, job, "--set", "train.steps=2",
+		"--set", "data.sequence=256")
+	if code != 0 || strings.Contains(stderr, "errno = 1") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
 // Two ranks train on a machine whose only network interface is the loopback interface.
 func TestLoopback(t *testing.T) {
 	if out, err := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo",
