@@ -10,9 +10,10 @@ package cpu
 
 // Memory of ULY_MAPPED bytes or more comes from mmap, whose pages are zero when they are used. From
 // ULY_HUGE on it is aligned to huge pages, because page faults take longer than most operations.
-enum { ULY_MAPPED = 256 << 10, ULY_HUGE = 2 << 20 };
+// Pages of AArch64 have up to 64 KiB, and only whole pages can be unmapped.
+enum { ULY_PAGE = 64 << 10, ULY_MAPPED = 256 << 10, ULY_HUGE = 2 << 20 };
 
-static int64_t uly_pages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+static int64_t uly_pages(int64_t bytes) { return (bytes + ULY_PAGE - 1) / ULY_PAGE * ULY_PAGE; }
 
 static void *uly_map(int64_t bytes) {
 	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -50,8 +51,6 @@ import (
 	"runtime"
 	"unsafe"
 
-	"github.com/klauspost/cpuid/v2"
-
 	"ulysses/device"
 	"ulysses/internal/proc"
 	"ulysses/internal/status"
@@ -67,8 +66,8 @@ type Options struct {
 	// number of threads of an operation, including the caller's; 0 = the number of cores that the
 	// process may use
 	Workers int
-	// "avx512bf16", "avx512", "avx2" or "portable"; "" = the value of ULYSSES_ISA, or the best set
-	// that the CPU has
+	// "avx512bf16", "avx512", "avx2", "neon" or "portable"; "" = the value of ULYSSES_ISA, or the
+	// best set that the CPU has
 	ISA string
 }
 
@@ -119,7 +118,7 @@ func (d *Device) scratchBytes() C.int64_t { return C.int64_t(d.workers) * C.ULY_
 
 // Info describes the device.
 func (d *Device) Info() device.Info {
-	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align,
+	return device.Info{Kind: "cpu", Name: proc.Processor(), Kernels: d.table.name, Workers: d.workers, Align: align,
 		Place: tensor.Host, Compute: compute, AttentionRows: maxAttentionRows}
 }
 

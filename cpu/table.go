@@ -39,6 +39,7 @@ func tablesFor(vendor cpuid.Vendor) []table {
 			built(kernels.AVX512)},
 		{"avx512", avx512, 16, 1, built(kernels.AVX512), nil},
 		{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, 1, built(kernels.AVX2), nil},
+		{"neon", []cpuid.FeatureID{cpuid.ASIMD}, 4, 1, built(kernels.NEON), nil},
 		{"portable", nil, 4, 1, built(kernels.Portable), nil},
 	}
 	if vendor == cpuid.Intel {

@@ -32,7 +32,7 @@ import (
 type Info struct {
 	Kind    string // "cpu", "cuda"
 	Name    string // the manufacturer's name
-	Kernels string // the kernels in use: "avx512bf16", "avx512", "avx2", "portable"
+	Kernels string // the kernels in use: "avx512bf16", "avx512", "avx2", "neon", "portable"
 	Workers int    // CPU threads that operations use
 	Align   int64  // alignment of allocations, bytes
 	Place   tensor.Place

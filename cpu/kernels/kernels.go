@@ -21,6 +21,7 @@ var (
 	AVX512BF16 = unsafe.Pointer(&C.uly_kernels_avx512bf16) // only the kernels of ULY_DOT_KERNELS
 	AVX512     = unsafe.Pointer(&C.uly_kernels_avx512)
 	AVX2       = unsafe.Pointer(&C.uly_kernels_avx2)
+	NEON       = unsafe.Pointer(&C.uly_kernels_neon)
 	Portable   = unsafe.Pointer(&C.uly_kernels_portable)
 )
 

@@ -1,11 +1,11 @@
 // The list of the CPU device's kernels, their tables, and the loop that runs the tasks of a kernel.
 //
-// The same source is built four times. isa_avx512.c, isa_avx2.c and isa_portable.c each choose an
-// instruction set and a vector width VW, then include vec.h and kernels.inc, which includes every
-// *.inc. All functions in an .inc are static; only the table at the end of each build has a name
-// with the instruction set. Go chooses a table when the device opens (../table.go).
-// isa_avx512bf16.c builds ULY_DOT_KERNELS alone, with ULY_DOT defined; its device takes the other
-// kernels from isa_avx512.c.
+// The same source is built for several instruction sets. isa_avx512.c, isa_avx2.c, isa_neon.c and
+// isa_portable.c each choose an instruction set and a vector width VW, then include vec.h and
+// kernels.inc, which includes every *.inc. All functions in an .inc are static; only the table at
+// the end of each build has a name with the instruction set. Go chooses a table when the device
+// opens (../table.go). isa_avx512bf16.c builds ULY_DOT_KERNELS alone, with ULY_DOT defined; its
+// device takes the other kernels from isa_avx512.c.
 //
 // To add a kernel `foo`:
 //   1. Declare its arguments, `typedef struct {...} foo_args;`, in a header that is included below,
@@ -104,6 +104,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(sgd)
 
 // The kernels that isa_avx512bf16.c builds. Their products of BF16 multiply pairs (VDPBF16PS).
+// BFDOT of AArch64 is not used: it rounds to odd, and the errors of products exceeded their bound.
 #define ULY_DOT_KERNELS(X) \
   X(peak)                  \
   X(gemm)                  \
@@ -117,7 +118,7 @@ enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
 // The tables, indexed by K_name. If the compiler's target does not have the instruction set, all
 // entries are NULL.
 extern const uly_kernel uly_kernels_avx512bf16[K_COUNT], uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT],
-    uly_kernels_portable[K_COUNT];
+    uly_kernels_neon[K_COUNT], uly_kernels_portable[K_COUNT];
 
 // The kernels that keep denormals: they move values, or add or multiply two. The other kernels
 // treat denormal inputs and results as zero, because a processor needs 100 times as long for them.
@@ -144,19 +145,30 @@ static inline int32_t uly_flushes(int32_t kernel) {
 // uly_mode returns the floating-point mode of the thread, and uly_set_mode sets it. In a mode with
 // ULY_FLUSH, denormals are zero. The compiler may move arithmetic across uly_set_mode, but no loads
 // and stores: operands and results of arithmetic in a mode must be in memory.
-#define ULY_FLUSH 0x8040u
-static inline uint32_t uly_mode(void) {
+#if defined(__aarch64__)
+#define ULY_FLUSH (UINT64_C(1) << 24) // FZ of FPCR
+static inline uint64_t uly_mode(void) {
+  uint64_t mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+#else
+#define ULY_FLUSH UINT64_C(0x8040) // FTZ and DAZ of MXCSR
+static inline uint64_t uly_mode(void) {
 #if defined(__x86_64__)
   return __builtin_ia32_stmxcsr();
 #else
   return 0;
 #endif
 }
-static inline void uly_set_mode(__attribute__((unused)) uint32_t mode) {
+#endif
+static inline void uly_set_mode(__attribute__((unused)) uint64_t mode) {
 #if defined(__x86_64__)
   __asm__ volatile("" ::: "memory");
-  __builtin_ia32_ldmxcsr(mode);
+  __builtin_ia32_ldmxcsr((uint32_t)mode);
   __asm__ volatile("" ::: "memory");
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" ::"r"(mode) : "memory");
 #endif
 }
 
@@ -174,7 +186,7 @@ typedef struct {
 // uly_work runs tasks on the calling thread until none is left.
 static inline void uly_work(uly_job *j, int64_t worker) {
   // The mode belongs to the thread, which Go and the host program also use: it is restored.
-  const uint32_t was = uly_mode();
+  const uint64_t was = uly_mode();
   if (j->flush) uly_set_mode(was | ULY_FLUSH);
   for (;;) {
     int64_t task = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);

@@ -1,4 +1,4 @@
-// The same vector functions for three instruction sets. vf holds VW floats, vi as many int32. The
+// The same vector functions for all instruction sets. vf holds VW floats, vi as many int32. The
 // operators + - * / & | ^ << >> work on both. Comparisons of vf return vi (all ones = true), and
 // (vi)x, (vf)x reinterpret bits.
 //
@@ -107,6 +107,9 @@ AI void v_transpose(vf *r) {
 }
 
 #else
+#if defined(ULY_NEON)
+#include <arm_neon.h>
+#endif
 typedef float vf __attribute__((vector_size(4 * VW)));
 AI vf v_load(const float *p) {
   vf x;
@@ -117,7 +120,23 @@ AI void v_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
 AI void v_stream(float *p, vf x) { v_store(p, x); }
 AI void v_streamed(void) {}
 AI vf v_set1(float x) { return (vf){x, x, x, x}; }
+// The compiler fuses the two operations if the processor can (FMLA). With intrinsics it would store
+// sums that are in registers: they may raise exceptions, so it takes them for writes of memory.
 AI vf v_fma(vf a, vf b, vf c) { return a * b + c; }
+#if defined(ULY_NEON)
+AI vf v_sqrt(vf a) { return vsqrtq_f32(a); }
+AI int v_any_ne(vf a, vf b) { return vminvq_u32(vceqq_f32(a, b)) == 0; }
+#else
+AI vf v_sqrt(vf a) {
+  UNROLL for (int i = 0; i < VW; i++) a[i] = sqrtf(a[i]);
+  return a;
+}
+AI int v_any_ne(vf a, vf b) {
+  int any = 0;
+  UNROLL for (int i = 0; i < VW; i++) any |= a[i] != b[i];
+  return any;
+}
+#endif
 AI vf v_max(vf a, vf b) {
   typedef int32_t m __attribute__((vector_size(4 * VW)));
   m gt = a > b;
@@ -127,10 +146,6 @@ AI vf v_min(vf a, vf b) {
   typedef int32_t m __attribute__((vector_size(4 * VW)));
   m lt = a < b;
   return (vf)(((m)a & lt) | ((m)b & ~lt));
-}
-AI vf v_sqrt(vf a) {
-  UNROLL for (int i = 0; i < VW; i++) a[i] = sqrtf(a[i]);
-  return a;
 }
 NOINLINE vf v_load_n(const float *p, int64_t n) {
   vf x = {0};
@@ -147,11 +162,6 @@ AI vf v_fill_below(vf x, int64_t n, float fill) {
 AI vf v_fill_above(vf x, int64_t n, float fill) {
   for (int i = 0; i < VW; i++) x[i] = i < n ? x[i] : fill;
   return x;
-}
-AI int v_any_ne(vf a, vf b) {
-  int any = 0;
-  UNROLL for (int i = 0; i < VW; i++) any |= a[i] != b[i];
-  return any;
 }
 AI void v_transpose(vf *r) {
   vf a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
@@ -185,6 +195,8 @@ AI vf v_rounded(vf x) {
   __asm__("" : "+v"(x));
 #elif defined(__x86_64__)
   __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
 #else
   __asm__("" : "+m"(x));
 #endif

@@ -66,15 +66,16 @@ func processor() finding {
 		name string
 	}{{cpuid.AVX2, "AVX2"}, {cpuid.FMA3, "FMA3"}, {cpuid.AVX512F, "AVX-512F"}, {cpuid.AVX512DQ, "AVX-512DQ"},
 		{cpuid.AVX512BW, "AVX-512BW"},
-		{cpuid.AVX512VL, "AVX-512VL"}, {cpuid.AVX512BF16, "AVX-512BF16"}, {cpuid.AMXBF16, "AMX-BF16"}} {
+		{cpuid.AVX512VL, "AVX-512VL"}, {cpuid.AVX512BF16, "AVX-512BF16"}, {cpuid.AMXBF16, "AMX-BF16"},
+		{cpuid.ASIMD, "NEON"}, {cpuid.SVE, "SVE"}, {cpuid.SVE2, "SVE2"}, {cpuid.BF16, "BF16"}} {
 		if cpuid.CPU.Supports(f.id) {
 			have = append(have, f.name)
 		}
 	}
 	f := finding{what: "processor",
-		found: fmt.Sprintf("%s (%s): %s", strings.TrimSpace(cpuid.CPU.BrandName), runtime.GOARCH,
+		found: fmt.Sprintf("%s (%s): %s", proc.Processor(), runtime.GOARCH,
 			strings.Join(have, " "))}
-	if !cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3) {
+	if runtime.GOARCH == "amd64" && !cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3) {
 		f.consequence, f.fix = "no AVX2 with FMA: the portable kernels run, several times slower",
 			"use a processor with AVX2; in a virtual machine, pass the host's CPU model through"
 	}

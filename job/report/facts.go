@@ -4,9 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"runtime"
-	"strings"
-
-	"github.com/klauspost/cpuid/v2"
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
@@ -54,7 +51,7 @@ func (r *Run) gatherFacts() ([]rankFacts, error) {
 		moved := t.Moved()
 		levels = &moved
 	}
-	own, err := json.Marshal(rankFacts{Levels: levels, Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName),
+	own, err := json.Marshal(rankFacts{Levels: levels, Host: host, CPU: proc.Processor(),
 		Device: info.Name, Threads: info.Workers, Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(),
 		Formula: r.Trainer.Traffic(), Memory: r.Trainer.Allocations(), Resident: proc.ResidentPeak(),
 		Cores: runtime.NumCPU(), Waited: waited})
