@@ -59,7 +59,10 @@ func fitsHost(d device.Device, free int64, perNode, stage int, plan []model.Comp
 		}
 	}
 	return inGroup(within(plan, true, free, whose, orZero(stage, fix)), free*int64(max(1, perNode)),
-		func() (limit, total int64) { return proc.MemoryLimit(), proc.Meminfo("MemTotal:") })
+		func() (limit, total int64) {
+			total, _ = proc.HostMemory()
+			return proc.MemoryLimit(), total
+		})
 }
 
 // inGroup adds to an error of fitsHost the limit of this process's control group, if this may be

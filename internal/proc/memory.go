@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,10 +17,46 @@ func MemoryLimit() int64 {
 	return limit
 }
 
+// HostMemory returns the bytes of this machine's host memory, and those that are available to all
+// its processes; 0 = unknown.
+func HostMemory() (total, available int64) { return hostMemory("/") }
+
+func hostMemory(root string) (total, available int64) {
+	info := filepath.Join(root, "proc/meminfo")
+	total, available = procBytes(info, "MemTotal:"), procBytes(info, "MemAvailable:")
+	ofGPUs, free := gpuMemory(root)
+	return max(0, total-ofGPUs), max(0, available-free)
+}
+
+// gpuMemory returns the bytes that /proc/meminfo counts as host memory and that are memory of GPUs.
+// On Grace Hopper and Grace Blackwell NVIDIA's driver can add it to the system, as NUMA nodes
+// without cores. A container may see only some of the GPUs, but it sees all nodes.
+func gpuMemory(root string) (total, free int64) {
+	status, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/numa_status"))
+	if !slices.ContainsFunc(status, func(path string) bool { return line(path, "Status:") == "online" }) {
+		return 0, 0
+	}
+	lists, _ := filepath.Glob(filepath.Join(root, "sys/devices/system/node/node[0-9]*/cpulist"))
+	for _, list := range lists {
+		if cores, err := os.ReadFile(list); err != nil || strings.TrimSpace(string(cores)) != "" {
+			continue
+		}
+		node := filepath.Dir(list)
+		of := func(name string) int64 { // "Node 1 MemFree: 12 kB"
+			prefix := "Node " + strings.TrimPrefix(filepath.Base(node), "node") + " " + name
+			kib, _ := strconv.ParseInt(strings.TrimSuffix(line(filepath.Join(node, "meminfo"), prefix), " kB"), 10, 64)
+			return kib << 10
+		}
+		total += of("MemTotal:")
+		free += of("MemFree:")
+	}
+	return total, free
+}
+
 // FreeMemory returns the bytes of host memory that are available to all processes of the machine,
 // or what the limits of this process's control groups leave if that is less; 0 = unknown.
 func FreeMemory() int64 {
-	free := Meminfo("MemAvailable:")
+	_, free := HostMemory()
 	if limit, left := groupMemory("/"); limit > 0 && left < free {
 		return max(left, 1<<20) // 0 is unknown, also after a division by the ranks of a host
 	}

@@ -63,3 +63,33 @@ func TestGroupMemory(t *testing.T) {
 		t.Error("no free memory")
 	}
 }
+
+// The driver of Grace Hopper adds GPU memory to the system, and /proc/meminfo counts it. The sizes
+// are of a module with 480 GB and 96 GB.
+func TestHostMemory(t *testing.T) {
+	files := map[string]string{
+		"proc/meminfo": "MemTotal:       600000000 kB\nMemFree:        500000000 kB\nMemAvailable:   510000000 kB\n",
+		"proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node:      1\nStatus:    online\nAddress:   400000\n",
+		"sys/devices/system/node/node0/cpulist":            "0-71\n",
+		"sys/devices/system/node/node0/meminfo":            "Node 0 MemTotal: 500000000 kB\nNode 0 MemFree: 410000000 kB\n",
+		"sys/devices/system/node/node1/cpulist":            "\n",
+		"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       100000000 kB\n" +
+			"Node 1 MemFree:         90000000 kB\nNode 1 MemUsed:         10000000 kB\n",
+		"sys/devices/system/node/node2/cpulist": "\n", // empty, of a MIG partition that does not exist
+		"sys/devices/system/node/node2/meminfo": "Node 2 MemTotal:       0 kB\nNode 2 MemFree:        0 kB\n",
+	}
+	if total, free := hostMemory(folder(t, files)); total != 500000000<<10 || free != 420000000<<10 {
+		t.Errorf("%d of %d bytes with GPU memory in the system", free, total)
+	}
+	files["proc/driver/nvidia/gpus/0009:01:00.0/numa_status"] = "Node:      1\nStatus:    offline\n"
+	if total, free := hostMemory(folder(t, files)); total != 600000000<<10 || free != 510000000<<10 {
+		t.Errorf("%d of %d bytes without GPU memory in the system: a node without cores is another kind of memory", free,
+			total)
+	}
+	if total, free := hostMemory(t.TempDir()); total != 0 || free != 0 {
+		t.Errorf("%d of %d bytes without /proc", free, total)
+	}
+	if total, free := HostMemory(); runtime.GOOS == "linux" && (free <= 0 || free > total) {
+		t.Errorf("%d of %d bytes of this machine", free, total)
+	}
+}

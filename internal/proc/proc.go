@@ -11,9 +11,6 @@ import (
 	"strings"
 )
 
-// Meminfo returns the value of a line of /proc/meminfo, such as "MemTotal:", in bytes; 0 = unknown.
-func Meminfo(name string) int64 { return procBytes("/proc/meminfo", name) }
-
 // procBytes returns the value of the line "name 12 kB" of a file, in bytes; 0 if there is no such
 // line.
 func procBytes(path, name string) int64 {

@@ -111,7 +111,7 @@ func cores() finding {
 }
 
 func hostMemory() finding {
-	total, free := proc.Meminfo("MemTotal:"), proc.Meminfo("MemAvailable:")
+	total, free := proc.HostMemory()
 	f := finding{what: "memory", found: fmt.Sprintf("%s free of %s", units.GiB(free), units.GiB(total))}
 	if limit := proc.MemoryLimit(); limit > 0 && limit < total {
 		f.found += fmt.Sprintf("; the control group of this process is limited to %s", units.GiB(limit))

@@ -15,9 +15,9 @@ import (
 type Cluster struct {
 	Nodes      int64        `toml:"nodes" min:"1"`
 	PerNode    int64        `toml:"ranks_per_node" min:"1"`
-	Device     string       `toml:"device" enum:"here a100 h100 h200 b200"` // of a rank
-	Memory     float64      `toml:"memory" min:"0" unit:"GiB"`              // of a rank's device
-	HostMemory float64      `toml:"host_memory" min:"0" unit:"GiB"`         // of a node
+	Device     string       `toml:"device" enum:"here a100 h100 h200 gh200 b200 gb200"` // of a rank
+	Memory     float64      `toml:"memory" min:"0" unit:"GiB"`                          // of a rank's device
+	HostMemory float64      `toml:"host_memory" min:"0" unit:"GiB"`                     // of a node
 	Rates      ClusterRates `toml:"rates"`
 }
 

@@ -41,7 +41,7 @@ func clusterMachine(c *file.Cluster, j *file.Job, x *subject) (m *Machine, err e
 		return nil, err
 	}
 	if c.Device != "here" {
-		m.Rates.Host = hostRate(int(j.Device.Threads), typicalThreads, int(c.PerNode))
+		m.Rates.Host = gpuByName[c.Device].hostRate(int(j.Device.Threads), 0, int(c.PerNode))
 	}
 	m.cluster = c
 	applyRates(c, m)

@@ -129,14 +129,25 @@ func (m *Machine) shareGPUs(perNode int) error {
 // recognize finds a GPU's rates by its name. An unknown GPU has only the rate of its host.
 func (m *Machine) recognize(j *file.Job, compute tensor.DType, perNode int) {
 	m.text = m.Info.Name
-	for kind, g := range gpuByName {
-		if strings.Contains(strings.ToLower(m.Info.Name), kind) {
-			m.known(g, compute)
-		}
+	g := gpuOf(m.Info.Name)
+	if g.name != "" {
+		m.known(g, compute)
 	}
 	m.Rates = m.Rates.Shared(float64(m.Info.Sharing))
 	m.Rates.PerNode = perNode
-	m.Rates.Host = hostRate(int(j.Device.Threads), max(1, runtime.NumCPU()/max(1, perNode)), perNode)
+	m.Rates.Host = g.hostRate(int(j.Device.Threads), max(1, runtime.NumCPU()/max(1, perNode)), perNode)
+}
+
+// gpuOf returns the figures of the kind of GPU that a name contains; the zero value for an unknown
+// one. "NVIDIA GH200 480GB" contains gh200 and h200, of which it is the longer.
+func gpuOf(name string) (g gpu) {
+	length := 0
+	for kind, figures := range gpuByName {
+		if len(kind) > length && strings.Contains(strings.ToLower(name), kind) {
+			g, length = figures, len(kind)
+		}
+	}
+	return g
 }
 
 // Typical rates of a server with GPUs: the memory of two processors, and one thread of them in a
@@ -144,12 +155,18 @@ func (m *Machine) recognize(j *file.Job, compute tensor.DType, perNode int) {
 const (
 	hostMemory, hostThread = 400e9, 12e9 // bytes/s read and written
 	typicalThreads         = 14          // of a rank: 112 cores for 8 GPUs
+	graceCores             = 72          // of NVIDIA Grace
+	graceMemory            = 486e9       // bytes/s of its memory, by STREAM (arXiv:2407.07850)
 )
 
 // hostRate returns the bytes/s that the CPU threads of a rank read and write while all ranks of the
-// node do so. threads is device.threads; 0 = the default.
-func hostRate(threads, byDefault, perNode int) float64 {
-	return min(hostMemory/float64(max(1, perNode)), hostThread*float64(cmp.Or(threads, byDefault)))
+// node do so. threads is device.threads; 0 = the default, or 0 = a typical number of threads.
+func (g gpu) hostRate(threads, byDefault, perNode int) float64 {
+	memory, typical := hostMemory/float64(max(1, perNode)), typicalThreads
+	if g.cores > 0 {
+		memory, typical = graceMemory*float64(g.cores)/graceCores, g.cores
+	}
+	return min(memory, hostThread*float64(cmp.Or(threads, byDefault, typical)))
 }
 
 // stepRates returns the rates that decide where the step of an offloaded optimizer runs.
@@ -170,6 +187,7 @@ func (m *Machine) ready() error {
 type gpu struct {
 	name   string
 	memory int64 // bytes that a program may allocate
+	cores  int   // of its own Grace CPU, or its share of one; 0 = none
 	rates  map[tensor.DType]dryrun.Rates
 }
 
@@ -178,23 +196,38 @@ type gpu struct {
 // project's kernels for attention. Links are NVLink and one adapter of 400 Gb/s (A100: 200 Gb/s)
 // for each GPU. A B200 has the shares of its peak rates that an H200 has. Its rate of attention is
 // the rate of cuDNN by arXiv:2603.05451 (FlashAttention-4, 1605 TFLOP/s, is 1.3 times as fast).
+//
+// A GH200 computes as an H200 does. The rate of its memory and of copies is that of STREAM on 96 GB
+// of HBM3 and on the CPU's memory (arXiv:2407.07850; one direction alone had 375 and 297 GB/s): a
+// copy in each direction has half of the CPU's memory. In a GB200 two B200 share a CPU. Adapters of
+// GH200 have 200 Gb/s, as in Alps and JUPITER.
 var gpuByName = map[string]gpu{
-	"b200": {"NVIDIA B200", 178 << 30, map[tensor.DType]dryrun.Rates{
+	"gb200": {"NVIDIA GB200", 184 << 30, graceCores / 2, map[tensor.DType]dryrun.Rates{
+		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12,
+			Copies: 120e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32: {Products: 54e12, Attention: 22e12, Gradient: 22e12, Delta: 17e12, Memory: 6.8e12, Copies: 120e9,
+			Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
+	"gh200": {"NVIDIA GH200", 94 << 30, graceCores, map[tensor.DType]dryrun.Rates{
+		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 3.4e12,
+			Copies: 240e9, Node: 330e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32: {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 3.4e12, Copies: 240e9,
+			Node: 330e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
+	"b200": {"NVIDIA B200", 178 << 30, 0, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12,
 			Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32: {Products: 54e12, Attention: 22e12, Gradient: 22e12, Delta: 17e12, Memory: 6.8e12, Copies: 50e9,
 			Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]dryrun.Rates{
+	"h200": {"NVIDIA H200", 139 << 30, 0, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12,
 			Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32: {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9,
 			Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"h100": {"NVIDIA H100", 78 << 30, map[tensor.DType]dryrun.Rates{
+	"h100": {"NVIDIA H100", 78 << 30, 0, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 680e12, Attention: 650e12, Gradient: 550e12, Delta: 100e12, Memory: 2.9e12,
 			Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32: {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 2.9e12, Copies: 50e9,
 			Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"a100": {"NVIDIA A100", 78 << 30, map[tensor.DType]dryrun.Rates{
+	"a100": {"NVIDIA A100", 78 << 30, 0, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 260e12, Attention: 200e12, Gradient: 170e12, Delta: 50e12, Memory: 1.7e12, Copies: 24e9,
 			Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32: {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9,

@@ -154,7 +154,7 @@ func TestStepOfAnOffloadedOptimizer(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := h200s(c.perNode)
-			m.Rates.Host = hostRate(0, typicalThreads, c.perNode)
+			m.Rates.Host = gpu{}.hostRate(0, 0, c.perNode)
 			f, err := Predict(j, m, x, true)
 			if err != nil {
 				t.Fatal(err)
