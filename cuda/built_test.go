@@ -51,7 +51,8 @@ func TestBuiltFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range needed {
-		if !slices.Contains([]string{"libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "libdl.so.2", "libpthread.so.0",
+		if !slices.Contains([]string{"libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
+			"libdl.so.2", "libpthread.so.0",
 			"librt.so.1"}, l) {
 			t.Errorf("needs %s", l)
 		}

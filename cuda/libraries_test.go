@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -20,6 +21,9 @@ func nvidia(t *testing.T) string {
 		t.Fatal(err)
 	}
 	folder := filepath.Join(cache, "ulysses", "cuda13")
+	if runtime.GOARCH == "arm64" { // plugin.mk
+		folder += "-aarch64"
+	}
 	if f := os.Getenv("CUDA_DIR"); f != "" {
 		folder = f
 	}

@@ -7,8 +7,8 @@
 #   FRONTEND=…/include              headers of cudnn-frontend
 #   ARCHS='80 90 100'               GPUs to build for (a release); default: Hopper and the GPUs of
 #                                   this machine
-#   CUDA_DIR=…                      folder for fetched files
-CUDA_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ulysses/cuda13
+#   CUDA_DIR=…                      folder for fetched files, of one kind of machine
+CUDA_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ulysses/cuda13$(patsubst %,-%,$(filter-out x86_64,$(shell uname -m)))
 NVIDIA   ?= $(CUDA_DIR)/nvidia
 FRONTEND ?= $(CUDA_DIR)/cudnn_frontend/include
 NVCC     ?= $(CUDA_DIR)/nvidia/cu13/bin/nvcc
@@ -102,8 +102,8 @@ check-matrix: matrix
 
 # --- on the host
 # The same arithmetic as on a GPU: multiply-adds are fused only where the sources say so. fmaf is an
-# instruction if the processor has it.
-fused   := $(shell grep -qm1 -w fma /proc/cpuinfo && grep -qm1 -w avx2 /proc/cpuinfo && echo -mfma -mavx2)
+# instruction if the processor has it, as every AArch64 does.
+fused   := $(if $(filter x86_64,$(shell uname -m)),$(shell grep -qm1 -w fma /proc/cpuinfo && grep -qm1 -w avx2 /proc/cpuinfo && echo -mfma -mavx2))
 emulate := $(CXX) -std=c++17 -O2 -g1 -fno-strict-aliasing -ffp-contract=off $(fused) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED -I$(SRC) $(warnings) -Wno-unknown-pragmas
 
 # A kernel stops at misaligned addresses, as on a GPU (emulated/signals.cpp).

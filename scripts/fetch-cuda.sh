@@ -15,25 +15,26 @@ requirements=$here/cuda/requirements.txt
 # this script takes from them. Increase layout if that choice changes.
 layout=1
 want=$(grep -v '^#' "$requirements" | sha256sum | cut -c 1-16)-$layout
-# Stamps were once hashes of this script. This one names the same content.
-same=
-[ "$want" = 653f82bd0260b6b8-1 ] && same=400880d585e372d4
 
 # current reports whether the folder has the content. It may have the libraries without --with-libs.
 current() {
   local stamp
   stamp=$(cat "$dest/.stamp" 2>/dev/null) || return 1
   case "${stamp%% *}" in
-    "$want" | "${same:-$want}") [ -z "$libs" ] || [ "$stamp" != "${stamp% --with-libs}" ] ;;
+    "$want") [ -z "$libs" ] || [ "$stamp" != "${stamp% --with-libs}" ] ;;
     *) return 1 ;;
   esac
 }
 current && exit 0
 
-if [ "$(uname -sm)" != "Linux x86_64" ]; then
-  echo "ulysses: the CUDA compiler can be fetched only for Linux on x86-64; use make cuda NVCC=/usr/local/cuda/bin/nvcc" >&2
-  exit 1
-fi
+machine=$(uname -m)
+case $(uname -s)-$machine in
+  Linux-x86_64 | Linux-aarch64) ;;
+  *)
+    echo "ulysses: the CUDA compiler can be fetched only for Linux on x86-64 and AArch64; use make cuda NVCC=/usr/local/cuda/bin/nvcc" >&2
+    exit 1
+    ;;
+esac
 mkdir -p "$(dirname "$dest")"
 exec {lock}>"$dest.lock" # of two concurrent builds, the second waits and finds the folder
 flock "$lock"
@@ -51,9 +52,9 @@ else
 fi
 echo "ulysses: fetching the CUDA compiler (1.2 GB, once) into $dest"
 platforms=()
-for p in 2_28 2_27 2_18 2_17 2_12; do platforms+=(--platform "manylinux_${p}_x86_64"); done
+for p in _2_28 _2_27 _2_18 _2_17 _2_12 2014 2010; do platforms+=(--platform "manylinux${p}_$machine"); done
 "$python" -m pip download -q --disable-pip-version-check --no-cache-dir --no-deps --require-hashes --only-binary=:all: --python-version 3.11 \
-  --implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 -d "$tmp/wheels" -r "$requirements"
+  --implementation cp "${platforms[@]}" -d "$tmp/wheels" -r "$requirements"
 
 "$python" - "$tmp/wheels" "$tmp/cuda" "$libs" <<'PYTHON'
 import os, sys, zipfile

@@ -39,7 +39,7 @@ bool is_shown(const Access &write);
 
 // SHARED_ZONE: bytes of a red zone around dynamic shared memory. SHARED_ALIGNMENT: the alignment of
 // SHARED.
-enum : size_t { STACK_BYTES = 68 << 10, GUARD_BYTES = 4096, SHARED_ZONE = 256, SHARED_ALIGNMENT = 16 };
+enum : size_t { STACK_BYTES = 68 << 10, GUARD_BYTES = 64 << 10, SHARED_ZONE = 256, SHARED_ALIGNMENT = 16 };
 
 struct Fiber {
 #ifdef __x86_64__
