@@ -6,6 +6,7 @@
 # make test        everything that needs no GPU: lint, all Go tests, MPI, Slurm, the Python package
 # make sanitize    tests with Go's race detector and with AddressSanitizer
 # make lib         lib/libulysses.so, for hosts in C, C++, Fortran and Python
+# make aarch64     compiles everything for AArch64, and tests the CPU kernels under qemu
 # make check-abi   compares the library with capi/ulysses.h
 # make install     the library, its header and pkg-config file, under PREFIX
 # make wheel       the Python package with the library inside, in dist/
@@ -25,7 +26,7 @@ SHELL   := /bin/bash
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
   have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-instructions \
   cuda-instructions-jobs cuda-table cuda-libs cuda-matrix mpi-shim lib portable check-abi \
-  install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check \
+  install dist aarch64 soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check \
   figures bench sanitize soak soak-faults fuzz clean
 
 # Builds do not record the folder of the sources. They are reproducible, and every checkout on a
@@ -262,6 +263,19 @@ sanitize: have-deps
 	  echo "sanitize: $$($(GO) env CC) has no libasan; install the libasan of its version, or set ASAN=" >&2; exit 1; }
 	[ -z '$(RACE)' ] || $(GO) test -race -short -timeout $(TEST_TIMEOUT) $(RACE)
 	[ -z '$(ASAN)' ] || ASAN_OPTIONS=detect_leaks=0 $(GO) test -asan -short -timeout $(TEST_TIMEOUT) $(ASAN)
+
+# The build for AArch64 on another machine: all packages are compiled, and each AARCH64_EVERY-th
+# case of the conformance suite runs on the NEON kernels under qemu, 300 times slower than on a
+# processor. The cases of Far touch more memory there than most machines have.
+AARCH64 = GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
+AARCH64_EVERY ?= 20
+aarch64: have-deps
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || { \
+	  echo "aarch64: no cross compiler or no qemu; apt-get install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }
+	$(AARCH64) $(GO) vet ./...
+	$(AARCH64) $(GO) build -o build/aarch64/ ./cmd/ulysses-mpi
+	$(AARCH64) $(GO) test -timeout $(TEST_TIMEOUT) -exec 'qemu-aarch64-static -L /usr/aarch64-linux-gnu' ./cpu \
+	  -every $(AARCH64_EVERY) -run 'TestConformance/neon|TestDenormals|TestTablesFor' -skip '//^Far$$'
 
 # Checks of the sources. The tools are pinned: staticcheck in tools/go.mod, the others in
 # tools/requirements.txt.

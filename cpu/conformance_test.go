@@ -1,11 +1,16 @@
 package cpu
 
 import (
+	"flag"
 	"testing"
 
 	"ulysses/device"
 	"ulysses/testkit/conformance"
 )
+
+func init() {
+	flag.IntVar(&conformance.Every, "every", 1, "run each n-th case of a conformance test")
+}
 
 // TestConformance compares all instruction sets of this CPU with the reference. A set that adds
 // products of pairs to another set is tested in these operations only.
