@@ -488,3 +488,40 @@ func TestStop(t *testing.T) {
 		}
 	}
 }
+
+// A Slurm job that is requeued does not replace the checkpoints of its earlier start, as it would
+// with the settings for a new start.
+func TestRequeuedAfresh(t *testing.T) {
+	dir, run := newKept(t)
+	const sets = "train.steps=60 checkpoint.every=0 checkpoint.resume=off output.overwrite=true"
+	if _, err := run(2, strings.Fields(sets)...); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	start := func(restarts, sets string) (int, string) {
+		var stderr bytes.Buffer
+		cmd := child(dir, "ULYSSES_TEST_SETS="+sets, "SLURM_JOB_ID=7", "SLURM_RESTART_COUNT="+restarts)
+		cmd.Stderr = &stderr
+		if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState.ExitCode(), stderr.String()
+	}
+	if code, text := start("0", sets+" train.time_limit=50ms"); code != int(status.Preempted) {
+		t.Fatalf("exit %d: %s", code, text)
+	}
+	done := losses(t, dir)
+	code, text := start("1", sets)
+	if code != int(status.InvalidConfig) || !strings.Contains(text, "checkpoint.resume: \"off\": Slurm has requeued the job") {
+		t.Errorf("exit %d: %s", code, text)
+	}
+	if got := losses(t, dir); !slices.Equal(got, done) {
+		t.Errorf("%d losses after a refused start, want %d", len(got), len(done))
+	}
+	if code, text := start("1", sets+" checkpoint.resume=auto"); code != 0 || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("exit %d: %s", code, text)
+	}
+	if code, text := start("0", sets); code != 0 { // another job with the settings for a new start
+		t.Errorf("exit %d: %s", code, text)
+	}
+}

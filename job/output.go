@@ -16,6 +16,7 @@ import (
 	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/job/launch"
+	"ulysses/slurm"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -267,13 +268,30 @@ func (s *session) onSameDisk(path string) bool {
 // identity returns a digest of the settings that a run and its continuation must have in common.
 func (s *session) identity() string { return digest(s.trainer.Checkpoints.Run) }
 
+// refuseRequeued refuses a run that starts afresh because Slurm has requeued its job, if the
+// earlier start has written checkpoints: they would be replaced.
+func (s *session) refuseRequeued() error {
+	before, env := s.owner.Before, slurm.Env()
+	if before == nil || before.SlurmJob == "" || before.SlurmJob != env.JobID || before.Restarts >= env.Restarts ||
+		before.Run != s.identity() {
+		return nil
+	}
+	steps, err := s.trainer.Checkpoints.Steps()
+	if err != nil || len(steps) == 0 {
+		return err
+	}
+	return s.Job.Errorf(status.InvalidConfig, "checkpoint.resume",
+		"%q: Slurm has requeued the job, and a new start would replace the checkpoints up to step %d; submit it again with checkpoint.resume = \"auto\"",
+		s.Job.Checkpoint.Resume, steps[len(steps)-1])
+}
+
 // refuseResults refuses output.dir for a run that starts afresh if the folder has results of
 // another run. Results of the same run, if it ended before its first checkpoint, are not refused:
 // the run starts again.
 func (s *session) refuseResults() error {
 	j := s.Job
 	if j.Output.Overwrite {
-		return nil
+		return s.refuseRequeued()
 	}
 	names := slices.DeleteFunc(j.Outputs(), func(name string) bool { return name == j.Checkpoint.Dir })
 	found, err := outdir.Found(j.Output.Dir, names...)

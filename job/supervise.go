@@ -1,6 +1,7 @@
 package job
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"ulysses/job/launch"
 	"ulysses/job/supervise"
 	"ulysses/slurm"
+	"ulysses/train"
 )
 
 // superviseJob is the verb supervise. o.launcher is the launcher with its options.
@@ -51,13 +53,34 @@ func superviseJob(o Options) error {
 	// the launcher.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(),
-		Records: filepath.Join(j.Output.Dir, flightFolder), Restarts: o.restarts, Timeout: limit, Stdout: o.Stdout,
-		Stderr: o.Stderr, Signals: caught,
+		Records: filepath.Join(j.Output.Dir, flightFolder), Restarts: o.restarts, Again: restarts(j), Timeout: limit,
+		Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
 		Log: func(text string) { log.Warn().Msg("supervise: " + text) }})
 	if err != nil || code == 0 {
 		return err
 	}
 	return endedWith(code)
+}
+
+// restarts returns the function supervise.Options.Again of a job that has not started yet. With
+// another checkpoint.resume than "auto", only the first start is to begin afresh or from a certain
+// checkpoint. Restarts resume from the checkpoints that the job itself has written, which have
+// removed all others.
+func restarts(j *file.Job) func() (from string, options []string) {
+	before, written := train.Newest(j.CheckpointDir())
+	return func() (string, []string) {
+		now, when := train.Newest(j.CheckpointDir())
+		resume := j.Checkpoint.Resume
+		switch {
+		case now == "":
+			return "the beginning", nil
+		case resume == "auto":
+			return "the newest checkpoint", nil
+		case now != before || !when.Equal(written):
+			return "the newest checkpoint", []string{"--set", "checkpoint.resume=auto"}
+		}
+		return fmt.Sprintf("where it began (checkpoint.resume = %q), because it has written no checkpoint", resume), nil
+	}
 }
 
 // rankCommand returns the command of a rank of the same job.

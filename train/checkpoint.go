@@ -1,6 +1,10 @@
 package train
 
 import (
+	"os"
+	"path/filepath"
+	"time"
+
 	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/device"
@@ -108,6 +112,20 @@ func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).St
 // Ready returns an error if checkpoints of steps after the given one cannot be written. It removes
 // unfinished files of aborted runs. One rank calls it before the first step.
 func (c *Checkpoints) Ready(after int64) error { return checkpoint.Dir(c.Dir).Ready(after) }
+
+// Newest returns the path of the newest complete checkpoint in a folder, and when it was written;
+// "" if there is none, or if the folder cannot be read.
+func Newest(dir string) (path string, written time.Time) {
+	steps, err := checkpoint.Dir(dir).Steps()
+	if err != nil || len(steps) == 0 {
+		return "", written
+	}
+	path = checkpoint.Dir(dir).Path(steps[len(steps)-1])
+	if info, err := os.Stat(filepath.Join(path, checkpoint.ManifestFile)); err == nil {
+		written = info.ModTime()
+	}
+	return path, written
+}
 
 // fill reads the elements that this rank owns from a checkpoint: the first kinds of
 // checkpoint.Kinds, without the parameters in skip.

@@ -40,6 +40,16 @@ func TestSupervisorRestarts(t *testing.T) {
 	if got := losses(t, out); !slices.Equal(got, want) {
 		t.Errorf("losses %v, want %v", got, want)
 	}
+	// only the first start begins afresh
+	code, _, stderr = launch(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"},
+		supervised(job, "--restarts", "2", "--force", "--set", "checkpoint.resume=off")...)
+	if code != 0 || strings.Count(stderr, "restart 1 of 2 from the newest checkpoint") != 1 ||
+		strings.Count(stderr, "resumed") != 1 {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if got := losses(t, out); !slices.Equal(got, want) {
+		t.Errorf("losses %v, want %v", got, want)
+	}
 	begin := time.Now()
 	code, _, stderr = launch(t, nil, supervised(job, "--restarts", "2", "--set", "checkpoint.resume=off")...)
 	if code != 2 || strings.Contains(stderr, "restart") || !strings.Contains(stderr, "has results of another run") {

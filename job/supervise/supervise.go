@@ -27,6 +27,9 @@ type Options struct {
 	Program  []string // the command of a rank
 	Records  string   // folder of the flight recorder
 	Restarts int      // how often the job is started again
+	// Again returns where a restart continues, and options for the command of a rank that make it
+	// continue there.
+	Again func() (from string, options []string)
 	// the job is ended if no rank shows a sign of life for so long, which every rank that runs does
 	// all the time; 0 = never
 	Timeout time.Duration
@@ -53,9 +56,9 @@ const sameMoment = 200 * time.Millisecond
 // Run runs the job and returns its exit code: that of the last attempt. An error means that the
 // launcher could not be started.
 func Run(o Options) (code int, err error) {
-	c := newCluster()
+	c, again := newCluster(), o
 	for attempt := 0; ; attempt++ {
-		words, program, err := c.command(&o)
+		words, program, err := c.command(&again)
 		if err != nil {
 			return 0, err
 		}
@@ -90,8 +93,10 @@ func Run(o Options) (code int, err error) {
 			return end.code, nil
 		}
 		c.exclude(d, !status.Code(end.code).Known())
-		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from the newest checkpoint", end.code,
-			firstLine(d.Text), attempt+1, o.Restarts))
+		from, options := o.Again()
+		again.Program = append(slices.Clone(o.Program), options...)
+		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from %s", end.code, firstLine(d.Text),
+			attempt+1, o.Restarts, from))
 	}
 }
 

@@ -22,13 +22,14 @@ func TestFrozenJobWithoutRecords(t *testing.T) {
 	}
 	record := flight.File(dir, 0)
 	first := `trap 'rm "$0"; exit 1' TERM; : > "$1"; while :; do sleep 0.01; done`
-	launcher := []string{"sh", "-c", `[ "$` + Attempt + `" = 1 ] && exit 0; ` + first}
+	launcher := []string{"sh", "-c", `[ "$` + Attempt + `" = 1 ] && [ "$2" = again ] && exit 0; ` + first}
 	var log []string
 	code, err := Run(Options{Launcher: launcher, Program: []string{record, filepath.Join(dir, "started")}, Records: dir,
-		Restarts: 1, Timeout: 200 * time.Millisecond, Stdout: os.Stdout, Stderr: os.Stderr,
+		Restarts: 1, Again: func() (string, []string) { return "here", []string{"again"} },
+		Timeout: 200 * time.Millisecond, Stdout: os.Stdout, Stderr: os.Stderr,
 		Log: func(text string) { log = append(log, text) }})
 	text := strings.Join(log, "\n")
-	if code != 0 || err != nil || !strings.Contains(text, "restart 1 of 1") ||
+	if code != 0 || err != nil || !strings.Contains(text, "restart 1 of 1 from here") ||
 		strings.Count(text, "no rank has shown a sign of life for 200ms") != 2 {
 		t.Errorf("exit %d, %v: %s", code, err, text)
 	}
