@@ -76,7 +76,8 @@ tests() {
   local name=$1 folder=$2 limit log=$logs/${1// /-}.log begin=$SECONDS code
   within "$3" "$1" || return
   shift 3
-  # Only test2json prints the line of a subtest when it ends; its lines begin with a control character.
+  # Only test2json prints the line of a subtest when it ends; its lines begin with a control
+  # character.
   (cd "$folder" && timeout -k 10 "$limit" "$@" -test.v=test2json -test.timeout "$((limit - 5))s" 2>&1; echo $? > "$log.code") |
     sed -u 's/\x16//g' | tee "$log" |
     grep --line-buffered -E '^ *--- (PASS|FAIL|SKIP): [^/ ]+(/[^/ ]+)? |SKIPPED' | {

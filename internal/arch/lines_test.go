@@ -68,7 +68,11 @@ func (x *extract) add(number int, text string, comment bool) {
 		over := 0
 		if whole := x.lines[number+i-1]; comment && !exempt.MatchString(whole) {
 			limit := columns
-			if i == 0 && !strings.HasPrefix(strings.TrimSpace(whole), t[:min(2, len(t))]) {
+			start := t
+			if indented := strings.TrimLeft(t, " "); len(t)-len(indented) < 4 { // in a list; more spaces begin code
+				start = indented
+			}
+			if i == 0 && !strings.HasPrefix(strings.TrimSpace(whole), start[:min(2, len(start))]) {
 				limit = codeColumns
 			}
 			over = utf8.RuneCountInString(strings.ReplaceAll(strings.TrimRight(whole, "\r"), "\t", "    ")) - limit

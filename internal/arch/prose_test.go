@@ -89,8 +89,8 @@ func TestProseOf(t *testing.T) {
 			`1 "'a # b'" 0, 1 "# one" 0, 2 "\"\"\"two" 0, 3 "three\"\"\"" 0`},
 		{"a.sh", "#!/bin/sh\n# one\necho \"two # three\" # four\nx=$#\n",
 			`2 "# one" 0, 3 " # four" 0, 3 "\"two # three\"" 0`},
-		{"a.md", "one `code` two\n\n    code\n```\ncode\n```\n| " + long + "|\nhttps://" + long + "\n",
-			`1 "one ` + "``" + ` two" 0, 7 "| ` + long + `|" 0`},
+		{"a.md", "one `code` two\n\n    code\n```\ncode\n```\n| " + long + "|\nhttps://" + long + "\n- a\n  " + long + "\n",
+			`1 "one ` + "``" + ` two" 0, 7 "| ` + long + `|" 0, 9 "- a" 0, 10 "  ` + long + `" 2`},
 		{"a.bin", "one", ""},
 	} {
 		var got []string
