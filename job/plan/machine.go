@@ -160,7 +160,7 @@ const (
 )
 
 // hostRate returns the bytes/s that the CPU threads of a rank read and write while all ranks of the
-// node do so. threads is device.threads; 0 = the default, or 0 = a typical number of threads.
+// node do so. threads is device.threads, 0 = the default; a default of 0 is a typical number.
 func (g gpu) hostRate(threads, byDefault, perNode int) float64 {
 	memory, typical := hostMemory/float64(max(1, perNode)), typicalThreads
 	if g.cores > 0 {
@@ -199,8 +199,8 @@ type gpu struct {
 //
 // A GH200 computes as an H200 does. The rate of its memory and of copies is that of STREAM on 96 GB
 // of HBM3 and on the CPU's memory (arXiv:2407.07850; one direction alone had 375 and 297 GB/s): a
-// copy in each direction has half of the CPU's memory. In a GB200 two B200 share a CPU. Adapters of
-// GH200 have 200 Gb/s, as in Alps and JUPITER.
+// copy in each direction has half of the CPU's memory. In a GB200 two B200 share a CPU. The network
+// adapter of a GH200 has 200 Gb/s, as in Alps and JUPITER.
 var gpuByName = map[string]gpu{
 	"gb200": {"NVIDIA GB200", 184 << 30, graceCores / 2, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12,
