@@ -41,14 +41,10 @@ func gpuMemory(root string) (total, free int64) {
 		if cores, err := os.ReadFile(list); err != nil || strings.TrimSpace(string(cores)) != "" {
 			continue
 		}
-		node := filepath.Dir(list)
-		of := func(name string) int64 { // "Node 1 MemFree: 12 kB"
-			prefix := "Node " + strings.TrimPrefix(filepath.Base(node), "node") + " " + name
-			kib, _ := strconv.ParseInt(strings.TrimSuffix(line(filepath.Join(node, "meminfo"), prefix), " kB"), 10, 64)
-			return kib << 10
-		}
-		total += of("MemTotal:")
-		free += of("MemFree:")
+		folder := filepath.Dir(list)
+		info, node := filepath.Join(folder, "meminfo"), "Node "+strings.TrimPrefix(filepath.Base(folder), "node")
+		total += procBytes(info, node+" MemTotal:")
+		free += procBytes(info, node+" MemFree:")
 	}
 	return total, free
 }

@@ -14,17 +14,8 @@ import (
 // procBytes returns the value of the line "name 12 kB" of a file, in bytes; 0 if there is no such
 // line.
 func procBytes(path, name string) int64 {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0
-	}
-	for _, line := range strings.Split(string(b), "\n") {
-		if w := strings.Fields(line); len(w) >= 2 && w[0] == name {
-			n, _ := strconv.ParseInt(w[1], 10, 64)
-			return n << 10
-		}
-	}
-	return 0
+	kib, _ := strconv.ParseInt(strings.TrimSuffix(line(path, name), " kB"), 10, 64)
+	return kib << 10
 }
 
 // WaitedForCore returns the seconds, summed over the threads of this process, in which a thread was

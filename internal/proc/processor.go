@@ -4,13 +4,14 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 
 	"github.com/klauspost/cpuid/v2"
 )
 
 // Processor returns the name of the processor: by CPUID, or on AArch64 by its number in
-// /proc/cpuinfo.
-func Processor() string {
+// /proc/cpuinfo, which is read once.
+var Processor = sync.OnceValue(func() string {
 	if name := strings.TrimSpace(cpuid.CPU.BrandName); name != "" {
 		return name
 	}
@@ -18,7 +19,7 @@ func Processor() string {
 		return name
 	}
 	return runtime.GOARCH
-}
+})
 
 // armCores are the cores of servers and workstations by implementer and part (MIDR_EL1).
 var armCores = map[[2]string]string{

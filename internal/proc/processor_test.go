@@ -1,10 +1,6 @@
 package proc
 
-import (
-	"os"
-	"path/filepath"
-	"testing"
-)
+import "testing"
 
 // /proc/cpuinfo of AArch64 has numbers instead of a name.
 func TestArmCore(t *testing.T) {
@@ -15,14 +11,7 @@ func TestArmCore(t *testing.T) {
 		{"CPU implementer\t: 0x61\nCPU part\t: 0x039\n", "AArch64, implementer 0x61, part 0x039"},
 		{"processor\t: 0\nmodel name\t: another\n", ""},
 	} {
-		root := t.TempDir()
-		if err := os.Mkdir(filepath.Join(root, "proc"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, "proc/cpuinfo"), []byte(c.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if got := armCore(root); got != c.want {
+		if got := armCore(folder(t, map[string]string{"proc/cpuinfo": c.text})); got != c.want {
 			t.Errorf("%q of %q, want %q", got, c.text, c.want)
 		}
 	}
