@@ -16,7 +16,6 @@ import (
 	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/job/launch"
-	"ulysses/slurm"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -271,9 +270,7 @@ func (s *session) identity() string { return digest(s.trainer.Checkpoints.Run) }
 // refuseRequeued refuses a run that starts afresh because Slurm has requeued its job, if the
 // earlier start has written checkpoints: they would be replaced.
 func (s *session) refuseRequeued() error {
-	before, env := s.owner.Before, slurm.Env()
-	if before == nil || before.SlurmJob == "" || before.SlurmJob != env.JobID || before.Restarts >= env.Restarts ||
-		before.Run != s.identity() {
+	if !s.owner.Requeued() || s.owner.Before.Run != s.identity() {
 		return nil
 	}
 	steps, err := s.trainer.Checkpoints.Steps()

@@ -164,6 +164,9 @@ func (o *Owner) write() error {
 	return err
 }
 
+// Requeued reports whether the unfinished run is of an earlier start of this Slurm job.
+func (o *Owner) Requeued() bool { return o.Before != nil && o.Before.requeued(&o.self) }
+
 // Identify records the identity of the run. A later process with the same identity may restart the
 // run if it ended without a checkpoint.
 func (o *Owner) Identify(run string) error {
