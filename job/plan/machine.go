@@ -202,16 +202,6 @@ type gpu struct {
 // copy in each direction has half of the CPU's memory. In a GB200 two B200 share a CPU. The network
 // adapter of a GH200 has 200 Gb/s, as in Alps and JUPITER.
 var gpuByName = map[string]gpu{
-	"gb200": {"NVIDIA GB200", 184 << 30, graceCores / 2, map[tensor.DType]dryrun.Rates{
-		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12,
-			Copies: 120e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32: {Products: 54e12, Attention: 22e12, Gradient: 22e12, Delta: 17e12, Memory: 6.8e12, Copies: 120e9,
-			Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"gh200": {"NVIDIA GH200", 94 << 30, graceCores, map[tensor.DType]dryrun.Rates{
-		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 3.4e12,
-			Copies: 240e9, Node: 330e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32: {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 3.4e12, Copies: 240e9,
-			Node: 330e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
 	"b200": {"NVIDIA B200", 178 << 30, 0, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12,
 			Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
@@ -232,6 +222,24 @@ var gpuByName = map[string]gpu{
 			Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32: {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9,
 			Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
+}
+
+func init() {
+	gpuByName["gb200"] = gpuByName["b200"].onGrace("NVIDIA GB200", 184<<30, graceCores/2,
+		func(r *dryrun.Rates) { r.Copies = 120e9 })
+	gpuByName["gh200"] = gpuByName["h200"].onGrace("NVIDIA GH200", 94<<30, graceCores,
+		func(r *dryrun.Rates) { r.Memory, r.Copies, r.Network = 3.4e12, 240e9, 24e9 })
+}
+
+// onGrace returns the figures of a GPU that computes as g does and has a Grace CPU, or a share of
+// its cores. change sets the rates that differ.
+func (g gpu) onGrace(name string, memory int64, cores int, change func(r *dryrun.Rates)) gpu {
+	on := gpu{name, memory, cores, map[tensor.DType]dryrun.Rates{}}
+	for t, r := range g.rates {
+		change(&r)
+		on.rates[t] = r
+	}
+	return on
 }
 
 // machine returns a Machine of GPUs that this host need not have.
