@@ -145,32 +145,27 @@ static inline int32_t uly_flushes(int32_t kernel) {
 // uly_mode returns the floating-point mode of the thread, and uly_set_mode sets it. In a mode with
 // ULY_FLUSH, denormals are zero. The compiler may move arithmetic across uly_set_mode, but no loads
 // and stores: operands and results of arithmetic in a mode must be in memory.
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#define ULY_FLUSH UINT64_C(0x8040) // FTZ and DAZ of MXCSR
+static inline uint64_t uly_mode(void) { return __builtin_ia32_stmxcsr(); }
+static inline void uly_set_mode(uint64_t mode) {
+  __asm__ volatile("" ::: "memory");
+  __builtin_ia32_ldmxcsr((uint32_t)mode);
+  __asm__ volatile("" ::: "memory");
+}
+#elif defined(__aarch64__)
 #define ULY_FLUSH (UINT64_C(1) << 24) // FZ of FPCR
 static inline uint64_t uly_mode(void) {
   uint64_t mode;
   __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
   return mode;
 }
+static inline void uly_set_mode(uint64_t mode) { __asm__ volatile("msr fpcr, %0" ::"r"(mode) : "memory"); }
 #else
-#define ULY_FLUSH UINT64_C(0x8040) // FTZ and DAZ of MXCSR
-static inline uint64_t uly_mode(void) {
-#if defined(__x86_64__)
-  return __builtin_ia32_stmxcsr();
-#else
-  return 0;
+#define ULY_FLUSH UINT64_C(0)
+static inline uint64_t uly_mode(void) { return 0; }
+static inline void uly_set_mode(__attribute__((unused)) uint64_t mode) {}
 #endif
-}
-#endif
-static inline void uly_set_mode(__attribute__((unused)) uint64_t mode) {
-#if defined(__x86_64__)
-  __asm__ volatile("" ::: "memory");
-  __builtin_ia32_ldmxcsr((uint32_t)mode);
-  __asm__ volatile("" ::: "memory");
-#elif defined(__aarch64__)
-  __asm__ volatile("msr fpcr, %0" ::"r"(mode) : "memory");
-#endif
-}
 
 // uly_job is a run in progress. Each worker takes the task number `next` and increments it, until
 // it reaches `tasks`.
