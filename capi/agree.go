@@ -17,8 +17,9 @@ import (
 // The agreement allocates nothing and costs as much as the smallest message. Messages of errors are
 // sent only if a rank has found one.
 
-// maxValues is the largest number of values in an agreement. A reshard has the most values.
-const maxValues = 4 + 2*maxReshard
+// maxValues is the largest number of values in an agreement. A reshard has the most: the numbers of
+// the plan and the batch, n, sum_copies, two values of each tensor, and the type.
+const maxValues = 5 + 2*maxReshard
 
 // agreement is the agreement of the current call. The context owns it and uses it for every call.
 type agreement struct {
@@ -52,12 +53,12 @@ func newAgreement(size int) agreement {
 	return a
 }
 
-// requireEqual adds a value that must be equal on all ranks of the current call.
+// requireEqual adds a value that must be equal on all ranks of the current call. More values than
+// maxValues are a panic: one that is left out would not be compared.
 func (c *context) requireEqual(name string, value int64) {
-	if a := &c.agreement; a.n < len(a.values) {
-		a.values[a.n] = agreedValue{name, value}
-		a.n++
-	}
+	a := &c.agreement
+	a.values[a.n] = agreedValue{name, value}
+	a.n++
 }
 
 // requireEqualPresence requires that a tensor is NULL on all ranks or given on all ranks.

@@ -215,6 +215,21 @@ func TestReshardFlags(t *testing.T) {
 	})
 }
 
+// Ranks agree on the type of a reshard also if it has as many tensors as possible.
+func TestReshardTypeOfManyTensors(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		r := newRankCalls(t, ctx)
+		var ins, outs [maxReshard]*cTensor
+		for i := range ins {
+			ins[i], outs[i] = r.q(), tensorOf(1, callSeq, r.size.head_hi-r.size.head_lo, callDim)
+			ins[i].code, outs[i].code = uint8(rank*2), uint8(rank*2) // I32 on rank 0, F32 on rank 1
+		}
+		a := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: maxReshard, in: &ins[0], out: &outs[0]}
+		refusedWith(t, "types", reshard(r.plan, r.batch, p(&a), true), "the type of in[0]", "rank 1")
+		must(t, reshard(r.plan, r.batch, p(&r.toHeads), true))
+	})
+}
+
 // With a plug-in and without a GPU, CUDA is among the built devices and not among the usable ones,
 // and the reason is given.
 func TestUsableDevices(t *testing.T) {
