@@ -131,11 +131,13 @@ func List(name string, list []int64) Field {
 
 // Same returns an error if a field is not equal on all ranks. The text of the error starts with
 // what (the operation that the fields belong to) and names the field, a rank that differs from rank
-// 0, the hosts of these ranks, and both values. All ranks get the same error. Collective over c.
+// 0, the hosts of these ranks, and both values. All ranks get the same error. Ranks may have
+// different numbers of fields if an earlier field differs. Collective over c.
 func Same(c Comm, what string, fields ...Field) error {
 	var mine []byte
 	for _, f := range fields {
 		mine = appendString(appendString(mine, f.Name), f.Value)
+		mine = append(mine, f.kind())
 	}
 	all, err := GatherBytes(c, mine)
 	if err != nil {
@@ -147,19 +149,18 @@ func Same(c Comm, what string, fields ...Field) error {
 			continue
 		}
 		theirs := parseFields(all[r])
-		if len(theirs) != len(root) {
-			return status.Errorf(status.InvalidArgument,
-				"%s: rank %d compares %d fields, rank 0 compares %d; start all ranks with the same program", what, r,
-				len(theirs), len(root))
-		}
-		for i := range root {
+		for i := range min(len(root), len(theirs)) {
 			if theirs[i].Name != root[i].Name {
 				return status.Errorf(status.InvalidArgument,
 					"%s: rank %d compares %s, rank 0 compares %s; start all ranks with the same program", what, r,
 					theirs[i].Name, root[i].Name)
 			}
-			if theirs[i].Value != root[i].Value && fields[i].isList {
-				return listDifference(c, what, fields[i])
+			if theirs[i].Value != root[i].Value && root[i].isList {
+				own := Field{Name: root[i].Name} // of a rank that has fewer fields than these two
+				if i < len(fields) && fields[i].Name == own.Name {
+					own = fields[i]
+				}
+				return listDifference(c, what, own)
 			}
 			if theirs[i].Value != root[i].Value {
 				hosts, err := GatherBytes(c, []byte(hostName()))
@@ -171,6 +172,9 @@ func Same(c Comm, what string, fields ...Field) error {
 					what, root[i].Name, theirs[i].Value, r, root[i].Value, r, hosts[r], hosts[0])
 			}
 		}
+		return status.Errorf(status.InvalidArgument,
+			"%s: rank %d compares %d fields, rank 0 compares %d; start all ranks with the same program", what, r,
+			len(theirs), len(root))
 	}
 	return nil
 }
@@ -221,16 +225,25 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-func parseFields(b []byte) []Field {
-	var words []string
-	for len(b) > 0 {
-		n, k := binary.Uvarint(b)
-		words = append(words, string(b[k:k+int(n)]))
-		b = b[k+int(n):]
+// kind is the byte behind a field in a message of Same.
+func (f *Field) kind() byte {
+	if f.isList {
+		return 1
 	}
-	var fields []Field
-	for pair := range slices.Chunk(words, 2) {
-		fields = append(fields, Field{Name: pair[0], Value: pair[1]})
+	return 0
+}
+
+func parseFields(b []byte) (fields []Field) {
+	word := func() string {
+		n, k := binary.Uvarint(b)
+		text := string(b[k : k+int(n)])
+		b = b[k+int(n):]
+		return text
+	}
+	for len(b) > 0 {
+		f := Field{Name: word(), Value: word()}
+		f.isList, b = b[0] == 1, b[1:]
+		fields = append(fields, f)
 	}
 	return fields
 }

@@ -3,6 +3,7 @@ package comm
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
@@ -73,7 +74,35 @@ func suiteSame(c Comm) error {
 	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
 		return wrong("same: %v, want %q", err, want)
 	}
+	if err := suiteSameCounts(c); err != nil {
+		return err
+	}
 	return suiteSameLists(c, bad)
+}
+
+// suiteSameCounts checks ranks with different numbers of fields, which follow from a field that
+// differs. Ranks above 1 have no fields.
+func suiteSameCounts(c Comm) error {
+	for _, isList := range []bool{false, true} {
+		n := int64(c.Rank() % 2)
+		fields := []Field{{Name: "n", Value: fmt.Sprint(n)}}
+		want := "reshard: n is 1 on rank 1 and 0 on rank 0: it must be the same on all ranks"
+		if isList {
+			fields = []Field{List("n", make([]int64, n+1))}
+			want = "reshard: n has 2 entries on rank 1 and 1 on rank 0: it must be the same on all ranks"
+		}
+		for i := range n + 1 {
+			fields = append(fields, Field{Name: fmt.Sprint("width ", i), Value: "8"})
+		}
+		if c.Rank() > 1 {
+			fields = fields[:0]
+		}
+		err := Same(c, "reshard", fields...)
+		if err == nil || !strings.HasPrefix(err.Error(), want) || status.Of(err) != status.InvalidArgument {
+			return wrong("counts of fields: %v, want %q", err, want)
+		}
+	}
+	return nil
 }
 
 // suiteSameLists checks the errors for the first entry that differs, for lengths, and for a missing
