@@ -431,7 +431,7 @@ func batchDestroy(bh uintptr) error {
 	if !x.ctx.mu.TryLock() {
 		return invalid("%s: the context is in a call; destroy the batch after it", op)
 	}
-	defer x.ctx.leave()
+	defer x.ctx.mu.Unlock() // enter has not stored the current GPU
 	delete(x.ctx.batches, x)
 	x.release()
 	return nil

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"ulysses/cuda"
 	"ulysses/internal/status"
 	"ulysses/testkit/cudatest"
 	"ulysses/testkit/need"
@@ -144,6 +145,36 @@ func TestGPUTensorOnTheCPU(t *testing.T) {
 		if text := err.Error(); !strings.Contains(text, "q is on a GPU") || !strings.Contains(text, "ULYSSES_CUDA") ||
 			strings.Contains(text, "not in the folder of this library: build it with make cuda") != want {
 			t.Errorf("plug-in %q: %v", plugin, err)
+		}
+	}
+}
+
+// Destroying a plan or a batch leaves the GPU current that the calling thread has selected, also
+// if it was another one in the call before.
+func TestDestroyKeepsTheCurrentGPU(t *testing.T) {
+	cudatest.Use(t)
+	t.Setenv("ULYSSES_EMULATED_DEVICES", "2")
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal, func(*cAttentionDesc) {})
+	_, plan, batch := moveToGPU(t, h)
+	other, err := cuda.Open(cuda.Options{Ordinal: 1})
+	if err != nil {
+		t.Skip("SKIPPED: needs two GPUs: ", err)
+	}
+	defer other.Close()
+	b, err := other.Alloc(16)
+	must(t, err)
+	defer b.Free()
+	selected := other.SaveContext()
+	for name, destroy := range map[string]func() error{
+		"plan":  func() error { return planDestroy(plan) },
+		"batch": func() error { return batchDestroy(batch) },
+	} {
+		must(t, destroy())
+		if now := other.SaveContext(); now != selected {
+			t.Errorf("destroying a %s: the current context is %#x, it was %#x", name, now, selected)
+			other.RestoreContext(selected)
 		}
 	}
 }

@@ -458,7 +458,7 @@ func planDestroy(ph uintptr) error {
 	if !p.ctx.mu.TryLock() {
 		return invalid("%s: the context is in a call; destroy the plan after it", op)
 	}
-	defer p.ctx.leave()
+	defer p.ctx.mu.Unlock() // enter has not stored the current GPU
 	for _, r := range p.ctx.requests {
 		if r.plan == p && r.handle != 0 {
 			return invalid("%s: a request of the plan is in progress; wait for it first", op)
