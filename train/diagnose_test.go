@@ -69,6 +69,8 @@ type faultyRun struct {
 	weights func(put func(name string, at int64, value float64))
 	spoil   func(rank int) spoil
 	eval    bool
+	// lengths of documents of the letter Q, each a sequence of its own; nil = one text
+	documents []int
 }
 
 // result is the result of a run on a rank. why has the messages about skipped steps; updates is the
@@ -87,6 +89,14 @@ func (x faultyRun) start(t *testing.T) (o result) {
 	dir := t.TempDir()
 	text := strings.Repeat(strings.Repeat("abcdefghijk ", 4)[:44]+"Qabc", 5)
 	dataset := config(48, file(t, dir, "a.txt", text))
+	if x.documents != nil {
+		var lines strings.Builder
+		for _, n := range x.documents {
+			lines.WriteString(`{"text": "` + strings.Repeat("Q", n) + "\"}\n")
+		}
+		dataset = config(1600, file(t, dir, "a.jsonl", lines.String()))
+		dataset.Pack = false
+	}
 	dataset.Accumulate, dataset.Batch, dataset.Shuffle = 2, 1, false
 	results := make([]result, x.ranks)
 	err := comm.RunLocal(x.ranks, func(host comm.Comm) error {
@@ -327,6 +337,44 @@ func TestEvaluationNotFinite(t *testing.T) {
 		if text := fmt.Sprint(got.err); status.Of(got.err) != status.Numeric ||
 			!strings.Contains(text, "evaluation after step 0") || !strings.Contains(text, "first seen in layer 0, ") {
 			t.Errorf("%v: %s", mesh, text)
+		}
+	}
+}
+
+// likeNCCL is a communicator with the name of NCCL's, for which ranks wait for each other before
+// the host waits for a stream.
+type likeNCCL struct{ comm.Comm }
+
+func (c likeNCCL) Kind() string { return "nccl" }
+
+func (c likeNCCL) Split(color, key int) (comm.Comm, error) {
+	sub, err := c.Comm.Split(color, key)
+	if err != nil || sub == nil {
+		return nil, err
+	}
+	return likeNCCL{sub}, nil
+}
+
+// The search for NaN does not wait for a rank that has no sequence, or a shorter one, in a round of
+// sequences that ranks evaluate alone.
+func TestEvaluationNotFiniteAlone(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
+	on := devicetest.Kind{Name: "nccl", Open: func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
+		d, c, done, err := late.Open(host)
+		return d, likeNCCL{c}, done, err
+	}}
+	for _, zero := range []int{0, 3} {
+		x := faultyRun{run: run{model: "llama", ranks: 2, ulysses: 2, zero: zero, on: &on}, eval: true,
+			documents: []int{1600, 390, 130, 60},
+			weights: func(put func(string, int64, float64)) {
+				put("model.embed_tokens.weight", 'Q'*32+9, 1)
+				put("model.layers.0.mlp.gate_proj.weight", 9, 1e30) // gate · up overflows
+				put("model.layers.0.mlp.up_proj.weight", 9, 1e30)
+			}}
+		got := x.start(t)
+		if text := fmt.Sprint(got.err); status.Of(got.err) != status.Numeric ||
+			!strings.Contains(text, "evaluation after step 0") || !strings.Contains(text, "first seen in layer 0, ") {
+			t.Errorf("zero %d: %s", zero, text)
 		}
 	}
 }

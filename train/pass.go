@@ -15,7 +15,8 @@ import (
 func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
 	group, spec := comm.Comm(t.Mesh.Seq), t.Model.BatchSpec(total, m.CuSeqlens)
-	if alone {
+	if t.alone = alone; alone {
+		defer func() { t.alone = false }()
 		group, spec = comm.Local(1)[0], sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens}
 	}
 	batch, err := sp.NewBatch(group, spec)

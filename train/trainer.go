@@ -46,6 +46,7 @@ type Trainer struct {
 	// the model calls inspect with every tensor of a pass; nil = no calls
 	inspect   func(at string, x tensor.Tensor) error
 	evalSet   int   // index of the evaluation set of the current pass
+	alone     bool  // the current pass has a sequence that this rank evaluates alone
 	diagnosed bool  // a skipped step was diagnosed
 	updates   int64 // steps in which the optimizer updated the weights
 	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none
