@@ -343,6 +343,9 @@ func (c *Counted) broadcastBytes(data []byte, root int) (done bool, err error) {
 		return false, nil
 	}
 	k := c.begin(OpBroadcast, nil, BroadcastSent(c.Rank(), root, c.Size(), int64(len(data))))
-	done, err = h.broadcastBytes(data, root)
+	if done, err = h.broadcastBytes(data, root); !done && err == nil { // the caller broadcasts in another way
+		c.leave(k)
+		return false, nil
+	}
 	return done, c.end(k, err)
 }

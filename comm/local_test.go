@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -220,5 +221,33 @@ func TestLocalSteadyState(t *testing.T) {
 	}
 	if n := after.Mallocs - before.Mallocs; n > rounds/2 {
 		t.Errorf("%d allocations in %d rounds", n, rounds)
+	}
+}
+
+// declines is a communicator that does not broadcast bytes in its own way, as one of MPI that was
+// split from another one.
+type declines struct{ Comm }
+
+func (declines) broadcastBytes([]byte, int) (bool, error) { return false, nil }
+
+// The bytes of a broadcast are counted once, also if a communicator has declined to send them.
+func TestBroadcastBytesIsCountedOnce(t *testing.T) {
+	const text = "job"
+	if err := RunLocal(2, func(c Comm) error {
+		l := NewLedger()
+		got, err := BroadcastBytes(NewCounted(declines{c}, "world", l, clock.New(), nil), []byte(text), 0)
+		if err != nil {
+			return err
+		}
+		want := Entry{Axis: "world", Op: OpBroadcast, Calls: 2} // the length, and the text
+		if c.Rank() == 0 {
+			want.Bytes = 8 + int64(len(text))
+		}
+		if e := l.Get("world", OpBroadcast); string(got) != text || e.Calls != want.Calls || e.Bytes != want.Bytes {
+			return wrong("%q was broadcast, %+v was counted, want %+v", got, e, want)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 }
