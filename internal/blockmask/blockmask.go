@@ -205,7 +205,7 @@ func (p *Pattern) head(m matrix, h int64) {
 	case Variable:
 		p.random(m, h)
 		for at, i := int64(0), 0; at < n; i++ {
-			w := p.Windows[min(i, len(p.Windows)-1)]
+			w := min(p.Windows[min(i, len(p.Windows)-1)], n-at)
 			m.block(at, at+w, at, at+w)
 			at += w
 		}

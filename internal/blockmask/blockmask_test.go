@@ -1,6 +1,7 @@
 package blockmask
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -67,6 +68,9 @@ func TestLayouts(t *testing.T) {
 			lower("1100000/1100000/1110000/1111000/1100110/1100110/1100111")},
 		{"variable", with(Variable, func(p *Pattern) { p.Windows = []int64{1, 2, 3} }), 0, 8,
 			"10000000/11100000/11100000/10011100/10011100/10011100/10000011/10000011"},
+		{"variable, the rest in one window",
+			with(Variable, func(p *Pattern) { p.Windows, p.Globals = []int64{2, math.MaxInt64}, nil }), 0, 5,
+			"11000/11000/00111/00111/00111"},
 		{"variable, unidirectional",
 			with(Variable, func(p *Pattern) { p.Causal, p.Windows, p.Globals = true, []int64{1, 2}, []int64{0, 5} }), 0,
 			8,
