@@ -134,6 +134,9 @@ func (e *Env) openDevice(r launch.Rank) error {
 		text += ": " + why
 	}
 	e.Log.Info().Msg(text)
+	for _, note := range variableNotes(os.Environ(), info.Kind) {
+		e.Log.Warn().Msg(note)
+	}
 	return nil
 }
 
