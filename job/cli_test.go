@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -321,6 +322,43 @@ func TestHelp(t *testing.T) {
 	if ranks := "run N ranks inside this process"; strings.Contains(help("plan"), ranks) ||
 		!strings.Contains(help("verify"), ranks) {
 		t.Errorf("--ranks of plan starts ranks\n%s", help("plan"))
+	}
+}
+
+// The help text of a verb lists the codes with which the verb refuses jobs and folders.
+func TestHelpListsTheCodes(t *testing.T) {
+	dir, model, source := t.TempDir(), t.TempDir(), filepath.Join(goldens, "models", "qwen3")
+	if err := os.CopyFS(model, os.DirFS(source)); err != nil {
+		t.Fatal(err)
+	}
+	const weights = "model.safetensors"
+	writeTensors(t, filepath.Join(source, weights), filepath.Join(model, weights),
+		func(_ string, shape []int64, x []float32) []int64 {
+			x[0] = float32(math.NaN())
+			return shape
+		})
+	put(t, filepath.Join(dir, "adapter_config.json"), `{"peft_type": "LORA", "r": 1, "lora_alpha": 1,
+		"target_modules": ["q_proj"], "use_dora": true, "base_model_name_or_path": "`+model+`"}`)
+	job := []string{"../examples/quickstart.toml", "--set", "device.comm=nccl", "--set", "device.backend=cpu"}
+	for _, x := range []struct {
+		code status.Code
+		args []string
+	}{
+		{status.Unsupported, append([]string{"plan"}, job...)},
+		{status.Unsupported, append([]string{"sbatch"}, job...)},
+		{status.Unsupported, append([]string{"supervise"}, append(job, "--", "mpirun")...)},
+		{status.Unsupported, append([]string{"doctor", "--cluster"}, job...)},
+		{status.Unsupported, []string{"export", "--merge", dir, filepath.Join(dir, "merged")}},
+		{status.Numeric, []string{"generate", model, "the"}},
+	} {
+		code, _, errs := call(x.args...)
+		if code != x.code {
+			t.Errorf("%q: %v: %s", x.args, code, errs)
+		}
+		_, help, _ := call(x.args[0], "--help")
+		if !strings.Contains(help, fmt.Sprintf("\n%4d  ", x.code)) {
+			t.Errorf("%s --help does not list %d\n%s", x.args[0], x.code, help)
+		}
 	}
 }
 

@@ -102,7 +102,7 @@ $SLURM_ARRAY_TASK_ID, and output.dir gets the index if --set does not give it. W
 			example: `ulysses-mpi sbatch job.toml --nodes 4 --gpus-per-node 8 --time 12:00:00 -o train.sbatch
 ulysses-mpi sbatch job.toml --nodes 1 --ntasks-per-node 16 --time 1:00:00 -- --partition=cpu --account=me
 ulysses-mpi sbatch job.toml --time 1:00:00 --array 0-3 --set 'seed=$SLURM_ARRAY_TASK_ID'`,
-			codes: []status.Code{status.OK, status.InvalidConfig, status.IO}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.IO}},
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error {
 			return onFirstRank(func() error { return export(o) })
 		},
@@ -115,7 +115,7 @@ folder of PEFT can stand for the checkpoint.
 A folder that has a model is not overwritten without --force; the base model's folder never is.
 It needs no other ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
-			codes:   []status.Code{status.OK, status.InvalidConfig, status.IO}},
+			codes:   []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.IO, status.Numeric}},
 		{name: "generate", words: []string{"model-folder"}, option: "prompt", run: generateText,
 			short: "continue a text with a model",
 			long: `Continues the prompt, or the text of standard input, with the model of a Hugging Face folder, such
@@ -133,7 +133,7 @@ ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
 ulysses-mpi generate Qwen3-0.6B --chat "Why is the sky blue?"
 mpirun -n 4 ulysses-mpi generate Llama-3.1-70B "The whale"`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm,
-				status.Device, status.IO}},
+				status.Device, status.IO, status.Numeric}},
 		{name: "init", option: "model-folder", run: func(o Options) error {
 			return onFirstRank(func() error { return initJob(o) })
 		},
@@ -152,8 +152,8 @@ share output.dir, and have the same time, and whether a device or a link is slow
 then that of the first finding.`,
 			example: `srun -N 1 -n 1 ulysses-mpi doctor
 srun -N 4 --ntasks-per-node=8 --mpi=pmix ulysses-mpi doctor --cluster job.toml`,
-			codes: []status.Code{status.OK, status.InvalidConfig, status.OutOfMemory, status.Comm, status.Device,
-				status.IO}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm,
+				status.Device, status.IO}},
 		{name: "diagnose", words: []string{"folder"}, run: func(o Options) error {
 			return onFirstRank(func() error { return diagnose(o) })
 		},
