@@ -584,8 +584,8 @@ typedef struct {
   /* 0 hides a block of queries and keys of each sequence, dense */
   const ulysses_tensor *block_mask; /* U8 [H or 1, ceil(seq/block_q), ceil(kv_seq/block_k)] */
   ulysses_tensor *out;              /* [B, rows, H, Dv]; 0 where a query sees no key */
-  /* F32 [B, rows, H], natural logarithm of the sum of exponentials, -inf where a query sees no key.
-   * NULL = not wanted, and then it is not sent. */
+  /* F32 [B, rows, H], natural logarithm of the sum of exponentials; where a query sees no key -inf,
+   * or with sinks the sink of its head. NULL = not wanted, and then it is not sent. */
   ulysses_tensor *lse;
   /* With head, query and key, it chooses the dropout, whatever the number of ranks is. Equal on all
    * ranks. Use another one for each layer and step, and the same one in the backward pass, which

@@ -199,7 +199,7 @@ def attention_forward(
     Returns:
         (out, lse, call): out [B, rows, H, Dv] in the layout of q; lse [B, rows, H], float32,
         natural logarithm, or None; the `Call` for `attention_backward`. For a query that sees no
-        key, out is 0 and lse is -inf.
+        key, out is 0 and lse is -inf, or with sinks the sink of its head.
 
     Raises:
         InvalidArgument, Unsupported, CommError: as in `attention`
