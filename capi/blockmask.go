@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"unsafe"
 
 	"ulysses/internal/blockmask"
@@ -32,6 +33,9 @@ func blockMask(desc unsafe.Pointer, heads, blocks int64, mask unsafe.Pointer) er
 	case mask == nil:
 		return invalid("%s: mask is NULL; give memory for %d bytes", op, heads*blocks*blocks)
 	}
+	if err := d.checkFields(op); err != nil {
+		return err
+	}
 	p := blockmask.Default(blockmask.Kind(d.pattern))
 	if d.attention != 0 {
 		p.Causal = d.attention == 1
@@ -58,6 +62,34 @@ func blockMask(desc unsafe.Pointer, heads, blocks int64, mask unsafe.Pointer) er
 	}
 	if err := p.Fill(unsafe.Slice((*uint8)(mask), heads*blocks*blocks), heads, blocks); err != nil {
 		return invalid("%s: %w", op, err)
+	}
+	return nil
+}
+
+// checkFields returns an error for a number or list that the pattern does not have, and which would
+// have no effect.
+func (d *cBlockPattern) checkFields(op string) error {
+	kind := blockmask.Kind(d.pattern)
+	if kind < blockmask.Dense || kind > blockmask.LocalSlidingWindow {
+		return nil // Fill refuses it
+	}
+	for _, f := range [...]struct {
+		name  string
+		given bool
+		kinds []blockmask.Kind
+	}{
+		{"local", d.local != 0, []blockmask.Kind{blockmask.Fixed}},
+		{"global", d.global != 0, []blockmask.Kind{blockmask.Fixed, blockmask.BigBird}},
+		{"global_patterns", d.global_patterns != 0, []blockmask.Kind{blockmask.Fixed}},
+		{"window", d.window != 0,
+			[]blockmask.Kind{blockmask.BigBird, blockmask.BSLongformer, blockmask.LocalSlidingWindow}},
+		{"random", d.random != 0, []blockmask.Kind{blockmask.Variable, blockmask.BigBird}},
+		{"windows", d.windows != nil, []blockmask.Kind{blockmask.Variable}},
+		{"globals", d.globals != nil, []blockmask.Kind{blockmask.Variable, blockmask.BSLongformer}},
+	} {
+		if f.given && !slices.Contains(f.kinds, kind) {
+			return invalid("%s: %s is set, and the pattern %v does not have it; leave it out", op, f.name, kind)
+		}
 	}
 	return nil
 }

@@ -49,7 +49,11 @@ func TestBlockMask(t *testing.T) {
 	mask := make([]uint8, n*n)
 	for want, d := range map[string]cBlockPattern{"kind 6": {pattern: 6}, "attention is 3": {attention: 3},
 		"a list and its length": {n_windows: 1}, "not a multiple": {pattern: 1, global: 3},
-		"sliding window of -2": {pattern: 5, window: -2}} {
+		"sliding window of -2":                {pattern: 5, window: -2},
+		"local is set, and the pattern dense": {local: 4}, "global is set": {pattern: 2, global: -1},
+		"global_patterns is set": {pattern: 3, global_patterns: 1}, "window is set": {pattern: 1, window: 3},
+		"random is set": {pattern: 4, random: 1}, "windows is set": {pattern: 3, n_windows: 1, windows: &windows[0]},
+		"globals is set": {pattern: 5, n_globals: 1, globals: &globals[0]}} {
 		d.struct_size = uint32(unsafe.Sizeof(d))
 		err := blockMask(p(&d), 1, n, p(&mask[0]))
 		refused(t, want, status.InvalidArgument, err)

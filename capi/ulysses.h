@@ -691,7 +691,8 @@ enum {
   ULYSSES_PATTERN_LOCAL_SLIDING_WINDOW = 5, /* window */
 };
 
-/* A pattern of a block mask. Numbers are in blocks; a 0 is the default of the class. */
+/* A pattern of a block mask. Numbers are in blocks; a 0 is the default of the class. A number or
+ * list that the pattern does not have is refused. */
 typedef struct {
   uint32_t struct_size;
   int32_t pattern;    /* ULYSSES_PATTERN_... */
