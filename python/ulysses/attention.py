@@ -310,8 +310,9 @@ def attention(
 ) -> Any:
     """Computes softmax(scale * q k^T) v over whole sequences that are sharded over ranks.
 
-    Collective; differentiable in PyTorch. Results are bitwise equal to the results of one rank,
-    except the gradients of a key head whose query heads lie on several ranks.
+    Collective; differentiable in PyTorch. On the CPU and without a ring, results are bitwise equal
+    to the results of one rank, except the gradients of a key head whose query heads lie on several
+    ranks.
 
     Args:
         q: [B, rows, H, D], this rank's tokens; float32, or bfloat16 if the device has it
