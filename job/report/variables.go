@@ -22,6 +22,17 @@ CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES GOGC GOMAXPROCS GOMEMLIMIT OMP_NUM_THREAD
 NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_IB_GID_INDEX NCCL_IB_HCA NCCL_NET NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_PROTO NCCL_SHM_DISABLE NCCL_SOCKET_IFNAME
 OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_SIZE OMPI_MCA_btl OMPI_MCA_btl_tcp_if_include OMPI_MCA_pml UCX_NET_DEVICES UCX_TLS`)
 
+// OwnVariables returns the names of the variables of this program that a user may set. All are in
+// docs/job-file.md.
+func OwnVariables() (names []string) {
+	for _, name := range shownVariables {
+		if strings.HasPrefix(name, "ULYSSES_") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // variables returns the environment of rank 0, limited to shownVariables.
 func variables() (rows []factRow) {
 	hidden := 0
