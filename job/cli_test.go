@@ -362,6 +362,19 @@ func TestHelpListsTheCodes(t *testing.T) {
 	}
 }
 
+// A command that only submits a job ends at once with 0, and the job would count as done.
+func TestSuperviseRefusesSubmission(t *testing.T) {
+	submit := filepath.Join(t.TempDir(), "sbatch")
+	put(t, submit, "#!/bin/sh\n")
+	if err := os.Chmod(submit, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs := call("supervise", "../examples/quickstart.toml", "--", submit, "train.sbatch")
+	if code != status.InvalidArgument || !strings.Contains(errs, "supervise: sbatch only submits a job") {
+		t.Errorf("%v: %s", code, errs)
+	}
+}
+
 // An empty path, as of an unset variable of a shell, stands for nothing.
 func TestEmptyWords(t *testing.T) {
 	for want, args := range map[string][]string{

@@ -43,6 +43,12 @@ func superviseJob(o Options) error {
 	if err != nil {
 		return err
 	}
+	switch name := filepath.Base(o.launcher[0]); name {
+	case "sbatch", "qsub", "bsub":
+		return status.Errorf(status.InvalidArgument,
+			"supervise: %s only submits a job, and ends before it runs; start the supervisor in the script that %s gets, with a launcher such as srun or mpirun",
+			name, name)
+	}
 	log := o.rootLog()
 	caught := make(chan os.Signal, 8)
 	for _, s := range launch.Caught() {
