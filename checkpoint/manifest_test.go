@@ -187,6 +187,7 @@ func TestDiffering(t *testing.T) {
 			"9 sequences of up to 4", "5 sequences of up to 8"},
 		{`rank 2, targets ["q", "k"]`, `rank 2, targets ["q", "v"]`, `targets ["q", "k"]`, `targets ["q", "v"]`},
 		{"a, b", "a", "a, b", "a"},
+		{"5 rows of up to 8, best", "5 rows of up to 8", "5 sequences of up to 8, best", "5 sequences of up to 8"},
 		{"6", "5", "6", "5"},
 	} {
 		if now, was := differing(x[0], x[1]); now != x[2] || was != x[3] {

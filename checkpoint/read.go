@@ -233,13 +233,17 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 	return faults
 }
 
+// sequences replaces the word that stored descriptions have for sequences.
+var sequences = strings.NewReplacer(" rows of up to ", " sequences of up to ")
+
 // differing returns two lists, as the description of the data is, without the elements that both
-// have, so that a message shows what differs. In stored descriptions, sequences are called rows.
+// have, so that a message shows what differs.
 func differing(now, was string) (string, string) {
+	now, was = sequences.Replace(now), sequences.Replace(was)
 	a, b := listed(now), listed(was)
 	without := func(list, common []string) string {
 		rest := slices.DeleteFunc(slices.Clone(list), func(x string) bool { return slices.Contains(common, x) })
-		return strings.ReplaceAll(strings.Join(rest, ", "), " rows of up to ", " sequences of up to ")
+		return strings.Join(rest, ", ")
 	}
 	short, before := without(a, b), without(b, a)
 	if short == "" || before == "" { // one has all elements of the other
