@@ -44,7 +44,7 @@ func (c *context) readGDNDesc(op string, desc unsafe.Pointer) (l gdn.Layer, d cG
 		return l, d, invalid("%s: strategy is %d; use ULYSSES_GDN_AUTO, ULYSSES_GDN_HEADS or ULYSSES_GDN_STATE", op,
 			d.strategy)
 	case d.chunk < 0 || d.chunk > 1<<16:
-		return l, d, invalid("%s: chunk is %d; give 16 to 2^16 tokens, or 0 for the device's default", op, d.chunk)
+		return l, d, invalid("%s: chunk is %d; give 16 to 65536 tokens, or 0 for the device's default", op, d.chunk)
 	case math.IsNaN(float64(d.scale)) || math.IsInf(float64(d.scale), 0):
 		return l, d, invalid("%s: scale is %v; give a finite number, or 0 for 1/sqrt(qk_dim)", op, d.scale)
 	case d.max_tokens < 0 || d.max_tokens > maxTokens ||

@@ -357,7 +357,7 @@ typedef struct {
   uint32_t struct_size;
   int32_t dtype, flags;
   int32_t strategy; /* ULYSSES_GDN_... */
-  int32_t chunk;    /* tokens of a chunk, 16 or more; 0 = the device's default */
+  int32_t chunk;    /* tokens of a chunk, 16 to 65536; 0 = the device's default */
   float scale;      /* 0 = 1/sqrt(qk_dim) */
   int64_t qk_heads;
   int64_t v_heads; /* a multiple of qk_heads */

@@ -190,7 +190,7 @@ type GDNTable struct {
 	Strategy string  `toml:"strategy" enum:"auto heads state"`
 	QKL2Norm bool    `toml:"qk_l2norm"`
 	Scale    float64 `toml:"scale"`
-	Chunk    int64   `toml:"chunk" min:"16"`
+	Chunk    int64   `toml:"chunk" min:"16" max:"65536"`
 }
 
 // Default returns the Job of an empty job file.
