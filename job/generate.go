@@ -12,6 +12,7 @@ import (
 	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	vers "ulysses/internal/version"
 	"ulysses/job/file"
 	"ulysses/job/generate"
@@ -126,9 +127,9 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 		return false, err
 	}
 	log := o.rootLog()
-	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", text.Prompt,
-		text.Read.Seconds(), text.Tokens, text.Write.Seconds(),
-		float64(text.Tokens)/max(1e-9, text.Write.Seconds()))
+	log.Info().Msgf("%s of the prompt in %.2f s, %s after it in %.2f s (%.1f tokens/s)",
+		units.Count(text.Prompt, "token"), text.Read.Seconds(), units.Count(text.Tokens, "token"),
+		text.Write.Seconds(), float64(text.Tokens)/max(1e-9, text.Write.Seconds()))
 	return false, nil
 }
 
