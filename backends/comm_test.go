@@ -231,3 +231,68 @@ func TestOwnProcess(t *testing.T) {
 		t.Errorf("%s = %q", order, os.Getenv(order))
 	}
 }
+
+// TestOpenCommWithoutPeerAccess checks that ranks of one process use host memory if their GPUs
+// cannot access each other's memory, and that ipc is refused.
+func TestOpenCommWithoutPeerAccess(t *testing.T) {
+	cudatest.Use(t)
+	if !cudatest.Emulated() {
+		t.Skip("SKIPPED: needs two GPUs without peer access")
+	}
+	t.Setenv("ULYSSES_EMULATED_DEVICES", "2")
+	t.Setenv("ULYSSES_EMULATED_PEERS", "0")
+	sum := func(c comm.Comm, policy string) (kind, why string, err error) {
+		d, _, err := Open(Choice{Backend: "cuda", LocalRank: c.Rank()})
+		if err != nil {
+			return "", "", err
+		}
+		defer d.Close()
+		made, why, err := OpenComm(d, c, policy)
+		if err != nil {
+			return "", "", err
+		}
+		defer made.Close()
+		b, err := d.Alloc(4)
+		if err != nil {
+			return "", "", err
+		}
+		defer b.Free()
+		x := tensor.Of(b.Pointer(), tensor.F32, 1)
+		x.Where = tensor.CUDA
+		s, err := d.NewStream()
+		if err != nil {
+			return "", "", err
+		}
+		defer s.Close()
+		if err := d.Fill(s, x, float64(1+c.Rank())); err != nil {
+			return "", "", err
+		}
+		if err := made.AllReduce(s, x, comm.Sum); err != nil {
+			return "", "", err
+		}
+		got := make([]float32, 1)
+		if err := d.Copy(s, tensor.OfFloat32(got, 1), x); err != nil {
+			return "", "", err
+		}
+		if err := s.Sync(); err != nil || got[0] != 3 {
+			return "", "", status.Errorf(status.Internal, "%s: sum %v, %v; want 3", made.Kind(), got[0], err)
+		}
+		return made.Kind(), why, nil
+	}
+	const want = "rank 0 on GPU 0 cannot access the memory of rank 1 on GPU 1"
+	if err := comm.RunLocal(2, func(c comm.Comm) error {
+		if kind, why, err := sum(c, "auto"); err != nil || kind != "staged" || !strings.Contains(why, "GPU 1") {
+			return status.Errorf(status.Internal, "auto: %s, %s, %v", kind, why, err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	err := comm.RunLocal(2, func(c comm.Comm) error {
+		_, _, err := sum(c, "ipc")
+		return err
+	})
+	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), want) {
+		t.Errorf("ipc: %v; want %q", err, want)
+	}
+}

@@ -98,6 +98,10 @@ static inline int32_t plug_copy_bytes(const uly_cuda_api *t, uly_device *d, uly_
   return t->copy_bytes(d, s, dst, src, bytes);
 }
 
+static inline int32_t plug_peer_access(const uly_cuda_api *t, uly_device *d, int32_t ordinal, int32_t *can) {
+  return t->peer_access(d, ordinal, can);
+}
+
 static inline int32_t plug_nccl_ordered(const uly_cuda_api *t, uly_device *d, int32_t *ordered) {
   return t->nccl_ordered(d, ordered);
 }

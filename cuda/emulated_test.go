@@ -24,7 +24,7 @@ func TestEmulator(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "emulated_test")
 	compileEmulator(t, append(sources, "-fsanitize=alignment", "-o", program, "-lpthread", "-ldl")...)
 	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment",
-		"devices", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse", "ptx"} {
+		"devices", "peers", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse", "ptx"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)

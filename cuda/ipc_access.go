@@ -1,5 +1,8 @@
 package cuda
 
+// #include "bridge.h"
+import "C"
+
 import (
 	"bytes"
 	"crypto/rand"
@@ -28,6 +31,20 @@ func noAccess(what string, err error) error {
 	return status.Errorf(status.Unsupported,
 		"device.comm = \"ipc\": processes cannot access each other's GPU memory: CUDA %s: %w; set device.comm to \"nccl\" or \"mpi\", "+
 			"or let containers share the host's IPC and PID namespaces (MIG slices do not support ipc)", what, err)
+}
+
+// accessGPU lets kernels of this rank's GPU access the memory of rank j of this process. GPUs on
+// PCIe may not support it, and a kernel that does so without support ends the process's work on
+// its GPU.
+func (c *ipc) accessGPU(j, ordinal int) error {
+	var can C.int32_t
+	err := c.d.result(C.plug_peer_access(c.d.table, c.d.d, C.int32_t(ordinal), &can))
+	if err != nil || can != 0 {
+		return err
+	}
+	return status.Errorf(status.Unsupported,
+		"device.comm = \"ipc\": rank %d on GPU %d cannot access the memory of rank %d on GPU %d: the GPUs do not support it (nvidia-smi topo -p2p r); set device.comm to \"nccl\" or \"mpi\"",
+		c.me, c.d.more.Ordinal, j, ordinal)
 }
 
 // writeProbe writes a random text to this rank's scratch and records the first event "ready" behind

@@ -33,6 +33,7 @@ func Machine() string {
 // rankInfo has what a rank sends to the others when a communicator is made.
 type rankInfo struct {
 	Process, Machine string
+	GPU              int    // its ordinal in the process
 	Group            string // key of the processGroup; rank 0's is used
 	Ready, Done      []ipcEvent
 	Probe            accessProbe // empty if all ranks are in one process
@@ -60,7 +61,7 @@ func newIPC(d *Device, host comm.Comm, use streamUse) (transport, error) {
 		return nil, status.Errorf(status.Unsupported,
 			"device.comm = \"ipc\": %d ranks; at most %d are supported; set device.comm = \"nccl\"", n, MaxRanks)
 	}
-	own := rankInfo{Process: process, Machine: Machine(), Group: rand.Text()}
+	own := rankInfo{Process: process, Machine: Machine(), GPU: d.more.Ordinal, Group: rand.Text()}
 	infos, err := comm.GatherJSON(host, "device.comm = \"ipc\"", own)
 	if err != nil {
 		return nil, err
@@ -173,10 +174,15 @@ func (d *Device) importEvents(list []ipcEvent, sameProcess bool) (events []*C.ul
 	return events, nil
 }
 
-// openPeer imports the events of rank j.
+// openPeer imports the events of rank j, and lets this GPU access its memory if it is a rank of
+// this process.
 func (c *ipc) openPeer(j int, k rankInfo) (err error) {
 	p := &c.peers[j]
-	p.sameProcess, p.process = k.Process == process, k.Process
+	if p.sameProcess, p.process = k.Process == process, k.Process; p.sameProcess {
+		if err := c.accessGPU(j, k.GPU); err != nil {
+			return err
+		}
+	}
 	if len(k.Ready) != len(c.ready) || len(k.Done) != len(c.done) {
 		return status.Errorf(status.Comm,
 			"rank %d has %d and %d events, this rank %d; start all ranks with the same program", j, len(k.Ready),

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 10u
+#define ULY_CUDA_ABI 11u
 
 // The largest head sizes that the kernels of attention and of the gated delta rule support.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
@@ -202,6 +202,10 @@ typedef struct uly_cuda_api {
   int32_t (*event_open)(uly_device *, const char handle[ULY_HANDLE], uly_event **out);
   // Copies raw bytes between device memory, or between device memory and pinned memory.
   int32_t (*copy_bytes)(uly_device *, uly_stream *, void *dst, const void *src, int64_t bytes);
+
+  // Lets kernels of this GPU access the memory of another GPU of this process. Sets *can to 0 if
+  // the hardware does not support it.
+  int32_t (*peer_access)(uly_device *, int32_t ordinal, int32_t *can);
 
   // Sets *ordered to 1 if NCCL starts the kernels of all communicators of a GPU in the order of the
   // calls, so that they may be on several streams; otherwise to 0.

@@ -2,9 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <mutex>
-#include <vector>
-
 #include "device.h"
 #include "libraries/libraries.h"
 #include "probe.h"
@@ -43,26 +40,6 @@ int32_t attributes(Device *d) {
   return ULY_OK;
 }
 
-// enable_peer_access lets kernels of this GPU and of the other GPUs that this process has open read
-// each other's memory, if the hardware supports it.
-void enable_peer_access(int ordinal) {
-  static std::mutex lock;
-  static std::vector<int> open;
-  std::lock_guard<std::mutex> held(lock);
-  for (int other : open) {
-    if (other == ordinal) return;
-    int pairs[2][2] = {{ordinal, other}, {other, ordinal}};
-    for (auto &p : pairs) {
-      int can = 0;
-      if (cudaDeviceCanAccessPeer(&can, p[0], p[1]) == cudaSuccess && can && cudaSetDevice(p[0]) == cudaSuccess)
-        cudaDeviceEnablePeerAccess(p[1], 0);
-      cudaGetLastError();
-    }
-  }
-  open.push_back(ordinal);
-  cudaSetDevice(ordinal);
-}
-
 int32_t start(Device *d) {
   std::string why;
   int n = count_gpus(&why);
@@ -75,7 +52,6 @@ int32_t start(Device *d) {
   TRY(has_kernels(d));
   TRY(read_pins(d));
   TRY(check(d, cudaStreamCreateWithFlags(&d->setup, cudaStreamNonBlocking), "creating a stream"));
-  enable_peer_access(d->ordinal);
   return ULY_OK;
 }
 

@@ -62,6 +62,7 @@ const uly_cuda_api table = {
     forwarded<event_handle>,
     forwarded<event_open>,
     forwarded<copy_bytes>,
+    forwarded<peer_access>,
     forwarded<nccl_ordered>,
     forwarded<nccl_id>,
     forwarded<nccl_init>,

@@ -1,5 +1,5 @@
 // CUDA IPC: processes on one machine share whole allocations and events. cuda/ipc.go has the
-// protocol between them.
+// protocol between them, and between ranks of one process, whose GPUs access each other's memory.
 #include "processes.h"
 
 #include <string.h>
@@ -65,4 +65,20 @@ int32_t copy_bytes(uly_device *d, uly_stream *s, void *dst, const void *src, int
   launch_group(s);
   return bytes ? check(d, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->s), "copying bytes")
                : (int32_t)ULY_OK;
+}
+
+// cudaErrorTooManyPeers: without NVSwitch, a GPU can access eight others.
+int32_t peer_access(uly_device *d, int32_t ordinal, int32_t *can) {
+  *can = ordinal == d->ordinal;
+  if (*can) return ULY_OK;
+  int supported = 0;
+  TRY(check(d, cudaDeviceCanAccessPeer(&supported, d->ordinal, ordinal), "cudaDeviceCanAccessPeer"));
+  if (!supported) return ULY_OK;
+  const cudaError_t e = cudaDeviceEnablePeerAccess(ordinal, 0);
+  *can = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
+  if (e == cudaSuccess) return ULY_OK;
+  cudaGetLastError();
+  return *can || e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers
+             ? ULY_OK
+             : check(d, e, "cudaDeviceEnablePeerAccess");
 }

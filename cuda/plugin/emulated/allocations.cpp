@@ -128,6 +128,7 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
     }
   Allocation a;
   a.bytes = (size_t)h.bytes;
+  a.device = this_thread().device;
   a.lead = (size_t)h.lead;
   a.mapped = (size_t)h.mapped;
   a.handle = key;

@@ -1,7 +1,11 @@
 // Devices and their properties: a GPU of compute capability 9.0 with 4 multiprocessors.
 #include <stdio.h>
 
+#include <set>
+#include <utility>
+
 #include "errors.h"
+#include "heap.h"
 #include "limits.h"
 #include "settings.h"
 
@@ -50,11 +54,24 @@ cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr what, int ordinal) {
   }
   return set_error(cudaErrorInvalidValue);
 }
+
+// the pairs of a device and another one whose memory it can access
+static std::set<std::pair<int, int>> peers;
+
+bool uly_emulated::has_access(int device, int other) { return device == other || peers.count({device, other}); }
+
 cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer) {
-  *can = ordinal != peer;
+  if (ordinal < 0 || ordinal >= devices() || peer < 0 || peer >= devices()) return set_error(cudaErrorInvalidDevice);
+  *can = ordinal != peer && setting("ULYSSES_EMULATED_PEERS", 1);
   return cudaSuccess;
 }
-cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  std::lock_guard<std::mutex> held(lock);
+  const int device = this_thread().device;
+  if (peer < 0 || peer >= devices() || peer == device) return set_error(cudaErrorInvalidDevice);
+  if (!setting("ULYSSES_EMULATED_PEERS", 1)) return set_error(cudaErrorPeerAccessUnsupported);
+  return peers.insert({device, peer}).second ? cudaSuccess : set_error(cudaErrorPeerAccessAlreadyEnabled);
+}
 cudaError_t cudaDriverGetVersion(int *v) {
   *v = 13000;
   return cudaSuccess;

@@ -41,3 +41,37 @@ void devices() {
   FINE(cudaSetDevice(0));
   unsetenv("ULYSSES_EMULATED_DEVICES");
 }
+
+// A kernel accesses the memory of another device if its own device may, which the two must support.
+void peers() {
+  setenv("ULYSSES_EMULATED_DEVICES", "2", 1);
+  int *of_first = device<int>(1), can = 1;
+  FINE(cudaMemset(of_first, 0, sizeof *of_first));
+  FINE(cudaDeviceSynchronize());
+  FINE(cudaSetDevice(1));
+  setenv("ULYSSES_EMULATED_PEERS", "0", 1);
+  FINE(cudaDeviceCanAccessPeer(&can, 1, 0));
+  EXPECT(!can && cudaDeviceEnablePeerAccess(0, 0) == cudaErrorPeerAccessUnsupported, "access without support");
+  unsetenv("ULYSSES_EMULATED_PEERS");
+  FINE(cudaDeviceCanAccessPeer(&can, 1, 0));
+  EXPECT(can, "no access with support");
+  cudaGetLastError();
+
+  Stream *without = stream();
+  LAUNCH(plus, 1, 32, 0, without, of_first, 1);
+  fails(without, cudaErrorLaunchFailure, {"plus", "in memory of device 0, to which this device has no access"});
+  FINE(cudaDeviceEnablePeerAccess(0, 0));
+  EXPECT(cudaDeviceEnablePeerAccess(0, 0) == cudaErrorPeerAccessAlreadyEnabled, "enabled twice");
+  cudaGetLastError();
+  Stream *with = stream();
+  LAUNCH(plus, 1, 32, 0, with, of_first, 1);
+  EXPECT(read(with, of_first, 1)[0] == 1, "the kernel has not written");
+
+  // the other direction is separate
+  int *of_second = device<int>(1);
+  FINE(cudaSetDevice(0));
+  Stream *first = stream();
+  LAUNCH(plus, 1, 32, 0, first, of_second, 1);
+  fails(first, cudaErrorLaunchFailure, {"in memory of device 1"});
+  unsetenv("ULYSSES_EMULATED_DEVICES");
+}

@@ -389,6 +389,7 @@ int main(int argc, char **argv) {
       {"guards", [](const char *) { guards(); }},
       {"alignment", [](const char *) { alignment(); }},
       {"devices", [](const char *) { devices(); }},
+      {"peers", [](const char *) { peers(); }},
       {"races", [](const char *) { races(); }},
       {"warpgroups", [](const char *) { warpgroups(); }},
       {"warpgroup_races", [](const char *) { warpgroup_races(); }},

@@ -78,6 +78,7 @@ void bounds();
 void guards();
 void alignment();
 void devices();
+void peers();
 void warpgroups();
 void warpgroup_races();
 void ptx_instructions();

@@ -58,6 +58,22 @@ void make_fences(char *p, const Allocation &a) {
   memcpy(p + a.bytes, pattern(), zone_behind(a));
 }
 
+Foreign::Foreign(int device) {
+  for (auto &[p, a] : heap.all) {
+    if (a.place != Place::device || has_access(device, a.device)) continue;
+    mprotect(p - a.lead, a.mapped, PROT_NONE);
+    a.hidden = true;
+  }
+}
+Foreign::~Foreign() {
+  for (auto &[p, a] : heap.all) {
+    if (!a.hidden) continue;
+    a.hidden = false;
+    mprotect(p - a.lead, a.mapped, PROT_READ | PROT_WRITE);
+    if (guarded_before(a)) mprotect(p - page, page, PROT_NONE);
+  }
+}
+
 std::string check_fences(char *p, const Allocation &a) {
   struct {
     char *at;
@@ -107,6 +123,9 @@ std::string describe(const void *v) {
   const bool near = it != heap.all.end() && p >= it->first - it->second.lead && p < it->first + it->second.mapped;
   if (!near && !in_heap(v)) return format("address %p, which is not device memory", v);
   if (it == heap.all.end()) return format("address %p, in memory that has been freed", v);
+  if (p >= it->first && p < it->first + it->second.bytes)
+    return format("address %p, in memory of device %d, to which this device has no access (cudaDeviceEnablePeerAccess)",
+                  v, it->second.device);
   return format(
       "address %p, %lld bytes from the start of an allocation of %zu bytes, outside of all allocations or in freed "
       "memory",

@@ -36,6 +36,7 @@ struct Allocation {
   int fd = -1;                 // its own file, at 0 (REUSE); else it is in the heap's file, at offset
   size_t lead = 0, mapped = 0; // lead: bytes of notice and first fence
   int refs = 1, device = 0;
+  bool hidden = false;     // from the kernel that runs (Foreign)
   uint64_t generation = 0; // differs between any two allocations of this process
   std::string handle;      // for memory of another process
 
@@ -76,7 +77,17 @@ std::string heap_free(std::map<char *, Allocation>::iterator it);
 Place place(const void *p, size_t bytes);
 void clear(void *p, int value, size_t bytes); // memset that returns pages of zeros to the system
 
+// has_access reports whether kernels of a device can access the memory of another one
+// (devices.cpp).
+bool has_access(int device, int other);
+
 // fences.cpp
+// Foreign hides the memory that kernels of a device cannot access, while it exists.
+class Foreign {
+ public:
+  explicit Foreign(int device);
+  ~Foreign();
+};
 // check_red_zones returns the first write outside of an allocation, and restores the red zones.
 std::string check_red_zones();
 std::string describe(const void *p); // the location of an address, for messages

@@ -65,9 +65,11 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
                         if (!text.empty())
                           return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d), something %s", kernel.name,
                                                                   kernel.file, kernel.line, text.c_str())};
-                        if (!skipped())
+                        if (!skipped()) {
+                          const Foreign foreign(device);
                           text = as_ptx() ? ptx::run_grid(kernel, grid, block, shared, arguments)
                                           : run_grid(kernel, grid, block, shared, body);
+                        }
                         if (!text.empty()) return {cudaErrorLaunchFailure, text};
                         if (counting()) count_launch(kernel, grid, block, shared);
                         text = check_red_zones();

@@ -16,7 +16,7 @@ unsigned char *global_at(Warp &w, const Instruction &i, uint64_t address, uint64
   if (it != heap.all.begin()) {
     --it;
     const uint64_t first = (uint64_t)it->first, last = first + it->second.bytes;
-    if (address >= first && address + bytes <= last) {
+    if (address >= first && address + bytes <= last && !it->second.hidden) {
       i.first = first, i.last = last, i.launch = w.block->launch;
       return p;
     }
