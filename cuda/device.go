@@ -220,7 +220,7 @@ func (b *buffer) Free() {
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) { return d.alloc("Alloc", bytes, false) }
 
 // AllocHost returns zeroed pinned host memory. Copies to and from pinned memory do not block the
-// host.
+// host: the GPU reads and writes it when the stream comes to the copy.
 func (d *Device) AllocHost(bytes int64) (device.Buffer, error) {
 	return d.alloc("AllocHost", bytes, true)
 }

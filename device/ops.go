@@ -19,7 +19,8 @@ type Ops interface {
 	// Copy writes src into dst, which has the same shape. Strides are arbitrary, there are up to
 	// tensor.MaxDims axes, and types may differ (cast). One of the two may be in host memory; it is
 	// then dense and has the type of the other. A source in host memory may be changed when the
-	// call returns. A destination in host memory is complete after Sync.
+	// call returns, but not if it is memory of AllocHost (HostAllocator): the stream reads that
+	// when it runs the copy. A destination in host memory is complete after Sync.
 	Copy(s Stream, dst, src tensor.Tensor) error
 	// Fill writes value into every element of dst. Strides are arbitrary.
 	Fill(s Stream, dst tensor.Tensor, value float64) error
