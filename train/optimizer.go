@@ -14,12 +14,16 @@ import (
 // half a cosine from lr at the first step after warmup to min_lr at the last step (Loshchilov &
 // Hutter 2017, without restarts). Schedule wsd (warmup, stable, decay; Hu et al. 2024, MiniCPM) is
 // constant until the last Decay steps, in which the rate falls to min_lr at the last step. The
-// schedule, with its warmup and all shares of steps, is of the steps after the first Begin.
+// schedule, with its warmup and all shares of steps, is of the steps after the first Begin. If it
+// has one step, this step has the rate lr: with min_lr it might train nothing.
 func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 	warmup := o.WarmupSteps(steps)
 	s, steps = s-o.Begin, steps-o.Begin
 	if s < warmup {
 		return o.LR * float64(s+1) / float64(warmup)
+	}
+	if steps == 1 {
+		return o.LR
 	}
 	first, last := warmup, steps-1 // the steps with lr and min_lr
 	shape := o.Schedule

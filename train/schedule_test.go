@@ -57,6 +57,20 @@ func TestRate(t *testing.T) {
 	}
 }
 
+// The only step of a schedule is its first step, as in transformers.
+func TestRateOfOneStep(t *testing.T) {
+	for _, schedule := range []string{"constant", "linear", "cosine", "wsd"} {
+		o := OptimizerConfig{LR: 0.5, Schedule: schedule, Decay: 0.1, DecayShape: "linear"}
+		if got := o.Rate(0, 1); got != 0.5 {
+			t.Errorf("%s: the rate of a run of one step is %v, want 0.5", schedule, got)
+		}
+		o.Begin = 7
+		if got := o.Rate(7, 8); got != 0.5 {
+			t.Errorf("%s: the rate of a stage of one step is %v, want 0.5", schedule, got)
+		}
+	}
+}
+
 // A later end changes no rate of schedule wsd before the decay, and sameUntil knows until when.
 func TestLongerRun(t *testing.T) {
 	for _, o := range []OptimizerConfig{
