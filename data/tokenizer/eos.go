@@ -57,9 +57,12 @@ func findEOS(folder string, lookup func(token string) (id int32, ok bool), size 
 	return -1, files, nil
 }
 
+// isSet reports whether a field is there, and is neither null nor an empty list or string. A list
+// may have white space between its brackets.
 func isSet(raw json.RawMessage) bool {
-	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("[]")) &&
-		!bytes.Equal(raw, []byte(`""`))
+	var list []json.RawMessage
+	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte(`""`)) &&
+		(json.Unmarshal(raw, &list) != nil || len(list) > 0)
 }
 
 func eosOfToken(path string, raw json.RawMessage, lookup func(string) (int32, bool)) (int32, error) {
@@ -86,7 +89,7 @@ func eosOfToken(path string, raw json.RawMessage, lookup func(string) (int32, bo
 func eosOfID(path string, raw json.RawMessage, size int64) (int32, error) {
 	var ids []int64
 	var id int64
-	if json.Unmarshal(raw, &ids) == nil {
+	if json.Unmarshal(raw, &ids) == nil { // it is not empty (isSet)
 		id = ids[0]
 	} else if err := input.JSON(raw, &id); err != nil {
 		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token_id is neither a number nor a list of numbers: %w",

@@ -192,12 +192,13 @@ func TestEOS(t *testing.T) {
 			"generation_config.json": object{"eos_token_id": []any{1}}}, 1},
 		"token first": {files{"config.json": object{"eos_token_id": 3},
 			"tokenizer_config.json": object{"eos_token": "<end>"}}, 4},
-		"inside text":   {files{"config.json": object{"text_config": object{"eos_token_id": 2}}}, 2},
-		"empty list":    {files{"config.json": object{"eos_token_id": []any{}}}, -1},
-		"unknown token": {files{"tokenizer_config.json": object{"eos_token": "<stop>"}}, -2},
-		"id too large":  {files{"config.json": object{"eos_token_id": 5}}, -2},
-		"no number":     {files{"config.json": object{"eos_token_id": "x"}}, -2},
-		"broken file":   {files{"config.json": "{"}, -2},
+		"inside text":                  {files{"config.json": object{"text_config": object{"eos_token_id": 2}}}, 2},
+		"empty list":                   {files{"config.json": object{"eos_token_id": []any{}}}, -1},
+		"empty list, with white space": {files{"config.json": "{\"eos_token_id\": [\n  ]}"}, -1},
+		"unknown token":                {files{"tokenizer_config.json": object{"eos_token": "<stop>"}}, -2},
+		"id too large":                 {files{"config.json": object{"eos_token_id": 5}}, -2},
+		"no number":                    {files{"config.json": object{"eos_token_id": "x"}}, -2},
+		"broken file":                  {files{"config.json": "{"}, -2},
 	} {
 		dir := t.TempDir()
 		write(t, dir, "tokenizer.json", small())
