@@ -7,6 +7,7 @@ package generate
 import (
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -268,20 +269,33 @@ func (m *Model) Continue(d *model.Decoder, ids []int32, most int64, s Sampling, 
 	return r, nil
 }
 
-// next returns the next token. The last rank, which has the logits, draws it for all.
+// next returns the next token. The last rank, which has the logits, draws it for all. Logits that
+// are NaN or +Inf give an error on all ranks.
 func (m *Model) next(s *Sampling, logits []float32, position int64) (int32, error) {
 	last := m.world.Size() - 1
 	id := []int64{0}
 	if m.world.Rank() == last {
-		id[0] = int64(s.Next(logits, position))
+		if slices.ContainsFunc(logits, notFinite) {
+			id[0] = -1
+		} else {
+			id[0] = int64(s.Next(logits, position))
+		}
 	}
 	if last > 0 {
 		if err := m.world.Broadcast(nil, tensor.OfInt64(id, 1), last); err != nil {
 			return 0, err
 		}
 	}
+	if id[0] < 0 {
+		return 0, status.Errorf(status.Numeric,
+			"generate: a logit after %d tokens is NaN or Inf: weights are NaN or Inf, or values overflow; choose another checkpoint, or compute in f32",
+			position)
+	}
 	return int32(id[0]), nil
 }
+
+// notFinite reports whether a logit is NaN or +Inf. A logit of -Inf is a token that never follows.
+func notFinite(x float32) bool { return !(float64(x) < math.Inf(1)) }
 
 // whole reports whether a text does not end within a character: tokens may be parts of one.
 func whole(text string) bool {

@@ -2,7 +2,11 @@ package generate
 
 import (
 	"math"
+	"sync"
 	"testing"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
 )
 
 // Tokens are drawn as often as the softmax over the tokens that the filters keep says. A draw
@@ -61,5 +65,35 @@ func TestSampling(t *testing.T) {
 	}
 	if differ < 20 {
 		t.Errorf("two seeds differ in %d of 100 draws", differ)
+	}
+}
+
+// Logits that are NaN or +Inf are an error on every rank, and -Inf is a token that never follows.
+func TestLogitsThatAreNotFinite(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	for _, x := range []struct {
+		logits []float32
+		want   status.Code
+	}{
+		{[]float32{nan, nan, nan}, status.Numeric}, {[]float32{1, nan, 2}, status.Numeric},
+		{[]float32{1, inf, 2}, status.Numeric}, {[]float32{1, -inf, 2}, status.OK},
+	} {
+		for _, s := range []Sampling{{TopP: 1}, {TopP: 0.9, Temperature: 1}} {
+			var group sync.WaitGroup
+			for rank, world := range comm.Local(2) {
+				group.Go(func() {
+					own, logits := s, x.logits
+					if rank == 0 {
+						logits = nil // the last rank has them
+					}
+					id, err := (&Model{world: world}).next(&own, logits, 3)
+					if status.Of(err) != x.want || err == nil && id == 1 {
+						t.Errorf("%v, temperature %v: rank %d: %d, %v; want %v", x.logits, s.Temperature, rank, id, err,
+							x.want)
+					}
+				})
+			}
+			group.Wait()
+		}
 	}
 }
