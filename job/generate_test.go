@@ -1,6 +1,7 @@
 package job
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -33,6 +34,7 @@ func TestGenerateOnRanks(t *testing.T) {
 	}{
 		{[]string{"-n", "9"}, "generate: 9 ranks, and the model has "},
 		{[]string{"-n", "2", "--max-tokens", "100000"}, " positions of the model"},
+		{[]string{"--max-tokens", strconv.Itoa(math.MaxInt64)}, " positions of the model"},
 	} {
 		if code, _, errs := call(append([]string{"generate", folder, "a"},
 			x.args...)...); code != status.InvalidArgument ||

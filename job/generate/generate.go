@@ -185,10 +185,14 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 			most = max(1, min(most, m.limit-r.Prompt))
 		}
 	}
-	if total := r.Prompt + most; m.limit > 0 && total > m.limit {
+	limit := int64(math.MaxInt32) // positions are I32
+	if m.limit > 0 {
+		limit = min(limit, m.limit)
+	}
+	if most > limit-r.Prompt {
 		return r, status.Errorf(status.InvalidArgument,
 			"generate: %d tokens of the prompt and --max-tokens %d exceed the %d positions of the model; lower --max-tokens",
-			r.Prompt, most, m.limit)
+			r.Prompt, most, limit)
 	}
 	stage := m.stage
 	stage.Receive = func(x []float32) error {
