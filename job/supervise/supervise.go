@@ -53,14 +53,18 @@ var (
 // process and to its group.
 const sameMoment = 200 * time.Millisecond
 
-// Run runs the job and returns its exit code: that of the last attempt. An error means that the
-// launcher could not be started.
+// Run runs the job and returns its exit code: that of the last attempt, or status.Preempted if a
+// signal came before the next one. An error means that the launcher could not be started.
 func Run(o Options) (code int, err error) {
 	c, again := newCluster(), o
 	for attempt := 0; ; attempt++ {
 		words, program, err := c.command(&again)
 		if err != nil {
 			return 0, err
+		}
+		if attempt > 0 && o.waiting() {
+			o.Log("a signal has come: the job is not started again; run the same command again to resume it")
+			return int(status.Preempted), nil
 		}
 		began := time.Now()
 		end, err := o.attempt(attempt, append(words, program...))
@@ -97,6 +101,17 @@ func Run(o Options) (code int, err error) {
 		again.Program = append(slices.Clone(o.Program), options...)
 		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from %s", end.code, firstLine(d.Text),
 			attempt+1, o.Restarts, from))
+	}
+}
+
+// waiting reports whether a signal has come between two attempts, and takes it. A launcher that has
+// just been started has no handler yet, and would be killed by it.
+func (o *Options) waiting() bool {
+	select {
+	case <-o.Signals:
+		return true
+	default:
+		return false
 	}
 }
 

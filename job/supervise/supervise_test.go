@@ -1,13 +1,17 @@
 package supervise
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"ulysses/internal/flight"
+	"ulysses/internal/status"
 )
 
 // A job that showed no sign of life starts again, also if its ranks remove their records while the
@@ -32,5 +36,29 @@ func TestFrozenJobWithoutRecords(t *testing.T) {
 	if code != 0 || err != nil || !strings.Contains(text, "restart 1 of 1 from here") ||
 		strings.Count(text, "no rank has shown a sign of life for 200ms") != 2 {
 		t.Errorf("exit %d, %v: %s", code, err, text)
+	}
+}
+
+// A signal between two attempts ends the supervision: the next launcher, which has no handler yet
+// when it gets a signal, is not started.
+func TestSignalBetweenAttempts(t *testing.T) {
+	dir := t.TempDir()
+	if err := flight.New(0, 1, "n0").Attach(dir); err != nil {
+		t.Fatal(err)
+	}
+	started := filepath.Join(dir, "started")
+	signals := make(chan os.Signal, 8)
+	launcher := []string{"sh", "-c", `[ "$` + Attempt + `" = 0 ] || { : > "$0"; sleep 5; }; exit 5`}
+	code, err := Run(Options{Launcher: launcher, Program: []string{started}, Records: dir, Restarts: 3,
+		Again: func() (string, []string) {
+			signals <- syscall.SIGUSR1
+			return "here", nil
+		},
+		Stdout: os.Stdout, Stderr: os.Stderr, Log: func(string) {}, Signals: signals})
+	if code != int(status.Preempted) || err != nil {
+		t.Errorf("exit %d, %v", code, err)
+	}
+	if _, err := os.Stat(started); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the launcher was started again: %v", err)
 	}
 }
