@@ -19,6 +19,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -153,16 +154,20 @@ func (d Dir) Begin(step int64) error {
 	return nil
 }
 
-// Clean removes the unfinished files of ended runs. It compares names instead of matching patterns,
-// because the path of the folder may contain any character.
+// Clean removes the unfinished files of ended runs, and what was left of old checkpoints. The files
+// of these may still be in use (removeFolder), so it is no error if they stay. Clean compares names
+// instead of matching patterns, because the path of the folder may contain any character.
 func (d Dir) Clean() error {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
-		if err == nil && strings.HasPrefix(e.Name(), "."+prefix) {
-			err = os.RemoveAll(filepath.Join(string(d), e.Name()))
+		if err != nil || !strings.HasPrefix(e.Name(), "."+prefix) {
+			continue
+		}
+		if failed := removeAll(filepath.Join(string(d), e.Name())); !strings.HasSuffix(e.Name(), oldSuffix) {
+			err = failed
 		}
 	}
 	if err != nil {
@@ -275,8 +280,9 @@ func sum(path string) (File, error) {
 
 // Finish writes the manifest of a checkpoint whose files all ranks have written, and renames the
 // folder to its final name. It then removes all checkpoints except the newest keep and the one of
-// the best evaluation. The damaged checkpoints are removed and do not count. One rank calls it.
-func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
+// the best evaluation. The damaged checkpoints are removed and do not count. left is the error of
+// an old checkpoint that could not be removed; the new one is complete. One rank calls it.
+func (d Dir) Finish(m *Manifest, keep int, damaged []int64) (left, err error) {
 	m.Format, m.Producer = Format, producer
 	temp := d.temp(m.Step)
 	text, err := m.text()
@@ -292,7 +298,7 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	if err == nil {
 		// An earlier run may have written a checkpoint of the same step.
 		if err = os.Rename(temp, d.Path(m.Step)); errors.Is(err, os.ErrExist) {
-			if err = removeFolder(d.Path(m.Step)); err == nil {
+			if left, err = removeFolder(d.Path(m.Step)); err == nil {
 				err = os.Rename(temp, d.Path(m.Step))
 			}
 		}
@@ -301,15 +307,21 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 		err = syncDir(string(d))
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "checkpoint of step %d: %w", m.Step, err)
+		return nil, status.Errorf(status.IO, "checkpoint of step %d: %w", m.Step, err)
 	}
-	return d.prune(m.Step, keep, m.kept(), damaged)
+	more, err := d.prune(m.Step, keep, m.kept(), damaged)
+	if left = cmp.Or(left, more); left != nil {
+		left = fmt.Errorf("checkpoint of step %d: it is complete, and an old checkpoint cannot be removed: %w", m.Step,
+			left)
+	}
+	return left, err
 }
 
 // prune keeps the newest checkpoints up to the given step, which was just written. Later
 // checkpoints are of a run that was abandoned: they would count as the newest ones, replace the
-// checkpoints of this run, and be resumed instead. The checkpoint of step best is kept as well.
-func (d Dir) prune(step int64, keep int, best int64, damaged []int64) error {
+// checkpoints of this run, and be resumed instead. It is therefore an error if one of these stays,
+// and left is the error of any other checkpoint. The checkpoint of step best is kept as well.
+func (d Dir) prune(step int64, keep int, best int64, damaged []int64) (left, err error) {
 	steps, err := d.Steps()
 	kept := 0
 	for _, s := range slices.Backward(steps) {
@@ -318,22 +330,37 @@ func (d Dir) prune(step int64, keep int, best int64, damaged []int64) error {
 		}
 		if s <= step && (s == step || !slices.Contains(damaged, s)) && kept < keep {
 			kept++
-		} else if err == nil {
-			err = removeFolder(d.Path(s))
+			continue
+		}
+		hidden, failed := removeFolder(d.Path(s))
+		if failed != nil && s > step {
+			err = cmp.Or(err, status.Errorf(status.IO,
+				"checkpoint.dir: a checkpoint of an abandoned run cannot be removed: %w; remove it", failed))
+		} else {
+			left = cmp.Or(left, hidden, failed)
 		}
 	}
-	if err != nil {
-		return status.Errorf(status.IO, "checkpoint.dir: an old checkpoint cannot be removed: %w; remove it", err)
-	}
-	return nil
+	return left, err
 }
+
+// oldSuffix is the end of the name of a checkpoint that is being removed.
+const oldSuffix = ".old"
+
+// removeAll is os.RemoveAll. Tests replace it.
+var removeAll = os.RemoveAll
 
 // removeFolder renames a folder to a name that is not a checkpoint, and then removes it. A folder
 // of a container's image, in the lower layer of overlayfs, cannot be renamed; without its manifest
-// it is not a checkpoint either.
-func removeFolder(path string) error {
-	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old")
-	err := os.Rename(path, hidden)
+// it is not a checkpoint either. left is the error of removing what is no checkpoint any more: on
+// NFS, a file that a process has open keeps its folder. Clean removes it later.
+func removeFolder(path string) (left, err error) {
+	hidden := ""
+	for i := 0; ; i++ { // one of the same step may be left
+		hidden = filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d%s", filepath.Base(path), i, oldSuffix))
+		if err = os.Rename(path, hidden); !errors.Is(err, fs.ErrExist) {
+			break
+		}
+	}
 	if errors.Is(err, syscall.EXDEV) {
 		hidden, err = path, os.Remove(filepath.Join(path, ManifestFile))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -341,9 +368,9 @@ func removeFolder(path string) error {
 		}
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.RemoveAll(hidden)
+	return removeAll(hidden), nil
 }
 
 // syncDir waits until the entries of a folder are on disk. Some file systems refuse this for every

@@ -32,8 +32,8 @@ func small(t *testing.T) (dir Dir, path string) {
 		Settings: map[string]string{"optimizer.lr": "0.001"}, Kinds: 1, Files: []File{f},
 		Groups: []Group{{Name: "all", Tensors: []Tensor{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1}}},
 			Ranges: [][]int64{{0, 3}}}}}
-	if err := dir.Finish(m, 2, nil); err != nil {
-		t.Fatal(err)
+	if left, err := dir.Finish(m, 2, nil); left != nil || err != nil {
+		t.Fatal(left, err)
 	}
 	return dir, dir.Path(8)
 }
@@ -134,8 +134,8 @@ func TestStepsAndPrune(t *testing.T) {
 	if err != nil || !slices.Equal(steps, []int64{4, 5, 8, 10}) {
 		t.Errorf("%v %v", steps, err)
 	}
-	if err := dir.prune(8, 2, 0, []int64{5}); err != nil {
-		t.Fatal(err)
+	if left, err := dir.prune(8, 2, 0, []int64{5}); left != nil || err != nil {
+		t.Fatal(left, err)
 	}
 	if steps, err = dir.Steps(); err != nil || !slices.Equal(steps, []int64{4, 8}) {
 		t.Errorf("%v %v", steps, err)
@@ -146,14 +146,65 @@ func TestStepsAndPrune(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := dir.prune(12, 1, 8, nil); err != nil {
-		t.Fatal(err)
+	if left, err := dir.prune(12, 1, 8, nil); left != nil || err != nil {
+		t.Fatal(left, err)
 	}
 	if steps, err = dir.Steps(); err != nil || !slices.Equal(steps, []int64{8, 12}) {
 		t.Errorf("%v %v", steps, err)
 	}
 	if _, err := os.Stat(filepath.Join(string(dir), "step-9")); errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
+	}
+}
+
+// A checkpoint is written although an old one cannot be removed, as on NFS while a process reads
+// it. The old one is no checkpoint any more, and is removed when it can be.
+func TestOldCheckpointInUse(t *testing.T) {
+	dir, path := small(t)
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := c.Manifest
+	c.Close()
+	removeAll = func(path string) error {
+		if strings.HasSuffix(path, ".old") {
+			return &os.PathError{Op: "unlinkat", Path: path, Err: syscall.ENOTEMPTY}
+		}
+		return os.RemoveAll(path)
+	}
+	defer func() { removeAll = os.RemoveAll }()
+	again := func(step int64) {
+		t.Helper()
+		if err := dir.Begin(step); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dir.Write(step, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		m.Step = step
+		left, err := dir.Finish(&m, 1, nil)
+		if err != nil || !errors.Is(left, syscall.ENOTEMPTY) {
+			t.Errorf("step %d: %v, %v", step, left, err)
+		}
+		if steps, err := dir.Steps(); err != nil || !slices.Equal(steps, []int64{step}) {
+			t.Errorf("step %d: %v %v", step, steps, err)
+		}
+	}
+	again(9)
+	again(9) // replaces one of the same step
+	again(9)
+	again(10)
+	if err := dir.Ready(10); err != nil {
+		t.Error(err)
+	}
+	removeAll = os.RemoveAll
+	if err := dir.Begin(11); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(string(dir))
+	if err != nil || len(entries) != 2 { // steps 10 and 11
+		t.Errorf("%v %v", entries, err)
 	}
 }
 

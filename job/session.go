@@ -178,6 +178,9 @@ func (s *session) hook(h *train.Hooks) {
 	h.Unsaved = func(err error) {
 		s.Log.Warn().Msgf("%v; the run continues, and the next checkpoint is the next attempt", err)
 	}
+	h.Left = func(err error) {
+		s.Log.Warn().Msgf("%v; the run continues, and removes it later", err)
+	}
 	h.Saved = func(took time.Duration) {
 		if s.stop != nil {
 			s.stop.Saved(took)

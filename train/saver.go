@@ -26,6 +26,7 @@ type saver struct {
 	frozen   []checkpoint.Tensor
 	kinds    int // of checkpoint.Kinds, which the optimizer has
 	saved    func(took time.Duration)
+	left     func(err error)
 	settings map[string]string
 	stages   []Stage
 	// steps between evaluations; 0 = only after the last step
@@ -53,7 +54,7 @@ type written struct {
 func newSaver(s *Setup) *saver {
 	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, model: s.Model, weights: s.Weights,
 		stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(),
-		saved: s.Hooks.Saved, settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages,
+		saved: s.Hooks.Saved, left: s.Hooks.Left, settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages,
 		evalEvery: s.Loop.EvalEvery}
 }
 
@@ -306,7 +307,7 @@ func (s *saver) finish() error {
 	if err := world.AllGather(nil, tensor.OfInt64(all, n, 2), tensor.OfInt64(own, 1, 2), counts); err != nil {
 		return err
 	}
-	var err error
+	var left, err error
 	if world.Rank() == 0 {
 		m := s.next
 		m.Base, m.Frozen, m.Stages = s.Base, s.frozen, s.stages
@@ -326,7 +327,7 @@ func (s *saver) finish() error {
 			m.Files = append(m.Files,
 				checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
 		}
-		err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep), s.skipped)
+		left, err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep), s.skipped)
 	}
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
@@ -336,6 +337,9 @@ func (s *saver) finish() error {
 	}
 	if err == nil && s.saved != nil {
 		s.saved(time.Since(s.began))
+	}
+	if left != nil && err == nil && s.left != nil {
+		s.left(left)
 	}
 	return err
 }

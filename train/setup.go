@@ -74,6 +74,9 @@ type Hooks struct {
 	Unsaved func(err error)
 	// Saved is called when a checkpoint is complete, with the time since it was begun.
 	Saved func(took time.Duration)
+	// Left is called on rank 0 when a checkpoint is complete and an old one cannot be removed. nil:
+	// this is not reported.
+	Left func(err error)
 	// Tokens is called after each pass of a step or an evaluation with the results of this rank's
 	// tokens, which are copied to the host.
 	Tokens func([]TokenResult) error
