@@ -326,7 +326,7 @@ func (c *Config) readLongRope(t *reader, rope *Rope) {
 // factors reads a list of positive numbers.
 func (r *reader) factors(name string) (list []float64) {
 	values, ok := r.value(name).([]any)
-	if !ok {
+	if !ok || len(values) == 0 {
 		r.fault(status.InvalidConfig, "%s = %v: give a list with a number for each pair of features", name, r.raw[name])
 	}
 	for i, v := range values {

@@ -286,6 +286,8 @@ func TestRopeOverride(t *testing.T) {
 		{map[string]any{"rope_type": "yarn", "factor": -1.0}, "rope_scaling.factor = -1"},
 		{map[string]any{"rope_type": "longrope", "short_factor": []any{1.0}, "long_factor": []any{1.0}},
 			"rope_scaling.short_factor has 1 numbers for 64 pairs"},
+		{map[string]any{"rope_type": "longrope", "short_factor": []any{}, "long_factor": []any{1.0}},
+			"rope_scaling.short_factor = []: give a list with a number for each pair of features"},
 		{map[string]any{"rope_type": "longrope", "short_factor": []any{0.0}, "long_factor": 3},
 			"rope_scaling.short_factor[0] = 0"},
 	} {
