@@ -51,6 +51,9 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 			if !a.isPlain() {
 				return nil, false
 			}
+			if n > in.limits.Steps { // the product with the length may not be an int64
+				fail(line, "the template repeats a list %d times, which takes more than %d steps", n, in.limits.Steps)
+			}
 			in.spend(line, max(0, n)*int64(len(a.Items)+1))
 			out := &List{tuple: a.tuple}
 			for range n {
@@ -66,7 +69,7 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 			return in.made(line, plus(a, t)), true
 		}
 		if op == "%" {
-			return in.made(line, percent(line, a.S, b)), true
+			return in.percent(line, a.S, b), true
 		}
 	case *List:
 		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple && a.isPlain() && l.isPlain() {
@@ -79,7 +82,7 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 }
 
 // percent returns format % args for the conversions s, d and %.
-func percent(line int, format string, args Value) Text {
+func (in *interp) percent(line int, format string, args Value) Text {
 	list := []Value{args}
 	if l, ok := args.(*List); ok && l.tuple {
 		list = l.Items
@@ -111,14 +114,14 @@ func percent(line int, format string, args Value) Text {
 				v = truncated(x)
 			}
 		}
-		b.add(textOf(v))
+		b.add(in.made(line, in.textOf(line, v)))
 		list = list[1:]
 	}
 	if _, isDict := args.(*Dict); len(list) > 0 && !isDict {
 		fail(line, "the format %s has fewer conversions than arguments", format)
 	}
 	b.addString(format, 0)
-	return b.text()
+	return in.made(line, b.text())
 }
 
 func (e *binaryExpr) integers(i, j int64) Value {
@@ -162,9 +165,15 @@ func (e *binaryExpr) integers(i, j int64) Value {
 	if j < 0 {
 		return math.Pow(float64(i), float64(j))
 	}
+	switch {
+	case j == 0 || i == 1 || i == -1 && j%2 == 0:
+		return int64(1)
+	case i == 0 || i == -1:
+		return i
+	}
 	out := int64(1)
-	for ; j > 0; j-- {
-		overflow(out != 0 && out*i/out != i || j > 1<<20)
+	for ; j > 0; j-- { // 63 times at most
+		overflow(out*i/out != i)
 		out *= i
 	}
 	return out

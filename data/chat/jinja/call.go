@@ -80,8 +80,9 @@ func (c *call) dict() *Dict {
 		if from == nil {
 			fail(c.line, "%s: an object is needed, not %s", c.name, typeName(c.args[0]))
 		}
+		c.in.spend(c.line, int64(from.Len()))
 		for i, k := range from.keys {
-			d.put(k, from.items[i])
+			d.put(c.in.key(c.line, k), from.items[i])
 		}
 	}
 	for _, n := range c.named {
@@ -89,6 +90,8 @@ func (c *call) dict() *Dict {
 	}
 	return d
 }
+
+func (c *call) textOf(v Value) Text { return c.in.textOf(c.line, v) }
 
 func (c *call) made(t Text) Text { return c.in.made(c.line, t) }
 
@@ -112,7 +115,7 @@ func (c *call) joined(v Value, sep Text) Text {
 		if i > 0 {
 			b.add(sep)
 		}
-		t := textOf(x)
+		t := c.textOf(x)
 		c.in.count(c.line, len(t.S)+len(sep.S))
 		b.add(t)
 	}
@@ -124,7 +127,7 @@ func (c *call) attribute(x Value, path Value) Value {
 	if i, ok := path.(int64); ok {
 		return c.in.item(c.line, x, i)
 	}
-	for name := range strings.SplitSeq(textOf(path).S, ".") {
+	for name := range strings.SplitSeq(c.textOf(path).S, ".") {
 		if i, err := strconv.ParseInt(name, 10, 64); err == nil {
 			x = c.in.item(c.line, x, i)
 		} else {
@@ -155,7 +158,7 @@ func selected(keep, attribute bool) func(c *call, v Value) Value {
 			}
 			pass := truth(tested)
 			if len(args) > 0 {
-				pass = c.in.test(c.line, textOf(args[0]).S, tested, args[1:])
+				pass = c.in.test(c.line, c.textOf(args[0]).S, tested, args[1:])
 			}
 			if pass == keep {
 				out.Items = append(out.Items, x)
@@ -183,12 +186,13 @@ func mapFilter(c *call, v Value) Value {
 		return out
 	}
 	c.any = true
-	name := textOf(c.args[0]).S
+	name := c.textOf(c.args[0]).S
 	f := filters[name]
 	if f == nil {
 		fail(c.line, "the filter %q is not supported", name)
 	}
 	for _, x := range c.items(v) {
+		c.in.readText(c.line, x)
 		inner := &call{in: c.in, line: c.line, name: name, args: c.args[1:], named: c.named}
 		out.Items = append(out.Items, inner.run(func() Value { return f(inner, x) }))
 	}
@@ -204,12 +208,12 @@ func (c *call) sorted(items []Value, key func(Value) Value, reverse bool) []Valu
 		if reverse {
 			x, y = y, x
 		}
-		if before, ok := less(x, y); !ok {
+		if before, ok := c.in.less(c.line, x, y); !ok {
 			fail(c.line, "%s: %s and %s cannot be compared", c.name, typeName(x), typeName(y))
 		} else if before {
 			return -1
 		}
-		if before, _ := less(y, x); before {
+		if before, _ := c.in.less(c.line, y, x); before {
 			return 1
 		}
 		return 0

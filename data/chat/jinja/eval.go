@@ -25,7 +25,7 @@ func (e *dictExpr) eval(in *interp) Value {
 	d := NewDict()
 	for i, k := range e.keys {
 		key := k.eval(in)
-		if !d.put(key, e.values[i].eval(in)) {
+		if !d.put(in.key(e.line, key), e.values[i].eval(in)) {
 			fail(e.line, "%s cannot be the key of an object", typeName(key))
 		}
 	}
@@ -76,7 +76,7 @@ func (e *itemExpr) eval(in *interp) Value {
 // item returns of[key]; undefined if it does not exist.
 func (in *interp) item(line int, of, key Value) Value {
 	if d := dictOf(of); d != nil {
-		if v, ok := d.get(key); ok {
+		if v, ok := d.get(in.key(line, key)); ok {
 			return v
 		}
 	}
@@ -112,6 +112,7 @@ func (in *interp) item(line int, of, key Value) Value {
 			return m
 		}
 	}
+	in.visit(line, key)
 	return undefined{"the element " + Repr(key) + " of " + typeName(of)}
 }
 
@@ -278,9 +279,9 @@ func (e *condExpr) eval(in *interp) Value {
 func (e *concatExpr) eval(in *interp) Value {
 	var b builder
 	for _, x := range e.of {
-		b.add(textOf(x.eval(in)))
+		b.add(in.made(e.line, in.textOf(e.line, x.eval(in))))
 	}
-	return in.made(e.line, b.text())
+	return b.text()
 }
 
 func (e *compareExpr) eval(in *interp) Value {
@@ -299,9 +300,9 @@ func (e *compareExpr) eval(in *interp) Value {
 func (in *interp) compare(line int, op string, a, b Value) bool {
 	switch op {
 	case "==":
-		return equal(a, b)
+		return in.equal(line, a, b)
 	case "!=":
-		return !equal(a, b)
+		return !in.equal(line, a, b)
 	case "in":
 		return in.contains(line, b, a)
 	case "not in":
@@ -311,7 +312,7 @@ func (in *interp) compare(line int, op string, a, b Value) bool {
 	if op == ">" || op == "<=" {
 		x, y = b, a
 	}
-	before, ok := less(x, y)
+	before, ok := in.less(line, x, y)
 	if !ok {
 		refuseUndefined(line, a)
 		refuseUndefined(line, b)
@@ -327,6 +328,7 @@ func (e *filterExpr) eval(in *interp) Value { return e.apply(in, e.of.eval(in)) 
 
 func (e *filterExpr) apply(in *interp, v Value) Value {
 	in.step(e.line)
+	in.readText(e.line, v)
 	f := filters[e.name]
 	if f == nil {
 		fail(e.line, "the filter %q is not supported", e.name)

@@ -13,10 +13,10 @@ var filters map[string]func(c *call, v Value) Value
 
 func init() {
 	onText := func(f func(string) string) func(c *call, v Value) Value {
-		return func(c *call, v Value) Value { t := textOf(v); return c.made(t.with(f(t.S))) }
+		return func(c *call, v Value) Value { t := c.textOf(v); return c.made(t.with(f(t.S))) }
 	}
 	onRunes := func(f func(string, int, rune) string) func(c *call, v Value) Value {
-		return func(c *call, v Value) Value { return c.made(textOf(v).eachRune(f)) }
+		return func(c *call, v Value) Value { return c.made(c.textOf(v).eachRune(f)) }
 	}
 	size := func(c *call, v Value) Value {
 		n, ok := length(v)
@@ -35,18 +35,18 @@ func init() {
 		}
 		return v
 	}
-	escape := func(c *call, v Value) Value { return c.made(escapeHTML(textOf(v))) }
+	escape := func(c *call, v Value) Value { return c.made(escapeHTML(c.textOf(v))) }
 	filters = map[string]func(c *call, v Value) Value{
-		"trim":    func(c *call, v Value) Value { return strip(true, true)(c, textOf(v)) },
+		"trim":    func(c *call, v Value) Value { return strip(true, true)(c, c.textOf(v)) },
 		"length":  size,
 		"count":   size,
 		"default": otherwise,
 		"d":       otherwise,
 		"tojson":  toJSON,
-		"string":  func(c *call, v Value) Value { return c.made(textOf(v)) },
+		"string":  func(c *call, v Value) Value { return c.made(c.textOf(v)) },
 		"upper":   onRunes(upper), "lower": onRunes(lower), "capitalize": onText(capitalize),
 		"title": onText(titleWords),
-		"safe":  func(c *call, v Value) Value { t := textOf(v); t.safe = true; return t },
+		"safe":  func(c *call, v Value) Value { t := c.textOf(v); t.safe = true; return t },
 		"e":     escape, "escape": escape,
 		"dictsort": dictSort,
 		"items": func(c *call, v Value) Value {
@@ -70,14 +70,14 @@ func init() {
 				}
 				v = l
 			}
-			return c.joined(v, textOf(c.arg(0, "d", Text{})))
+			return c.joined(v, c.textOf(c.arg(0, "d", Text{})))
 		},
 		"replace": func(c *call, v Value) Value {
 			n := int64(-1)
 			if x := c.arg(2, "count", nil); x != nil {
 				n = c.integer(2, "count", -1)
 			}
-			return c.replaced(textOf(v), c.text(0, "old").S, c.text(1, "new"), int(n))
+			return c.replaced(c.textOf(v), c.text(0, "old").S, c.text(1, "new"), int(n))
 		},
 		"map": mapFilter, "select": selected(true, false), "reject": selected(false, false),
 		"selectattr": selected(true, true), "rejectattr": selected(false, true),
@@ -118,17 +118,17 @@ func init() {
 		"unique": func(c *call, v Value) Value {
 			out, key := NewDict(), c.key(0, 1)
 			for _, x := range c.items(v) {
-				if _, seen := out.get(key(x)); !seen && !out.put(key(x), x) {
+				if _, seen := out.get(c.in.key(c.line, key(x))); !seen && !out.put(key(x), x) {
 					fail(c.line, "unique: %s cannot be compared", typeName(key(x)))
 				}
 			}
 			return &List{Items: out.items, unindexed: isIterator}
 		},
 		"wordcount": func(c *call, v Value) Value {
-			return int64(len(strings.FieldsFunc(textOf(v).S, func(r rune) bool { return !isAlnum(r) && r != '_' })))
+			return int64(len(strings.FieldsFunc(c.textOf(v).S, func(r rune) bool { return !isAlnum(r) && r != '_' })))
 		},
 		"center": func(c *call, v Value) Value {
-			t, n := textOf(v), c.integer(0, "width", 80)
+			t, n := c.textOf(v), c.integer(0, "width", 80)
 			room := n - int64(utf8.RuneCountInString(t.S))
 			if room <= 0 || n > 1<<16 {
 				return t
@@ -149,7 +149,7 @@ func dictSort(c *call, v Value) Value {
 		fail(c.line, "dictsort: an object is needed, not %s", typeName(v))
 	}
 	by := int64(0)
-	switch textOf(c.arg(1, "by", Text{S: "key"})).S {
+	switch c.textOf(c.arg(1, "by", Text{S: "key"})).S {
 	case "value":
 		by = 1
 	case "key":
@@ -160,6 +160,7 @@ func dictSort(c *call, v Value) Value {
 	key := func(v Value) Value {
 		k := v.(*List).Items[by]
 		if !exact {
+			c.in.readText(c.line, k)
 			k = folded(k)
 		}
 		return k
@@ -257,7 +258,7 @@ func round(c *call, v Value) Value {
 	}
 	digits := c.integer(0, "precision", 0)
 	scale := math.Pow(10, float64(digits))
-	switch textOf(c.arg(1, "method", Text{S: "common"})).S {
+	switch c.textOf(c.arg(1, "method", Text{S: "common"})).S {
 	case "ceil":
 		return math.Ceil(x*scale) / scale
 	case "floor":
@@ -318,6 +319,7 @@ func (c *call) key(exact, attribute int) func(Value) Value {
 			x = c.attribute(x, path)
 		}
 		if !sensitive {
+			c.in.readText(c.line, x)
 			x = folded(x)
 		}
 		return x

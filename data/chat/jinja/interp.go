@@ -143,13 +143,13 @@ func (in *interp) contains(line int, v, x Value) bool {
 	case *List:
 		in.spend(line, int64(len(v.Items)))
 		for _, item := range v.Items {
-			if equal(item, x) {
+			if in.equal(line, item, x) {
 				return true
 			}
 		}
 		return false
 	case *Dict:
-		if _, ok := hashOf(x); !ok {
+		if _, ok := hashOf(in.key(line, x)); !ok {
 			fail(line, "in: %s cannot be the key of an object", typeName(x))
 		}
 		_, ok := v.get(x)

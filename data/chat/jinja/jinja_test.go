@@ -70,6 +70,7 @@ func TestForms(t *testing.T) {
 	}
 	values.(*Dict).Each(vars.Set)
 	for src, want := range map[string]string{
+		"{{ 1 ** 9223372036854775807 }} {{ (-1) ** 9223372036854775807 }} {{ 0 ** 3 }} {{ 0 ** 0 }} {{ (-2) ** 63 }} {{ 7 ** 2 }}":                  "1 -1 0 1 -9223372036854775808 49",
 		"{{ s | title }}|{{ s.title() }}|{{ s | wordcount }}":                                                                                       "It's A Foo_bar-Baz (Qux)|It'S A Foo_Bar-Baz (Qux)|6",
 		"{{ s.find('o', 8) }} {{ s.find('o', 0, 7) }} {{ s.find('', 99) }} {{ s.rfind('a', 0, -8) }} {{ 'äöä'.find('ä', 1) }}":                      "8 -1 -1 12 2",
 		"{{ s.count('a', 6) }} {{ s.startswith('a', 5) }} {{ s.endswith('it', 0, 2) }} {{ s.startswith(('x', 'i')) }}":                              "2 True True True",
@@ -116,6 +117,8 @@ func TestForms(t *testing.T) {
 
 // A template that does not end, or that wants all memory, is refused.
 func TestTemplatesThatDoNotEnd(t *testing.T) {
+	const doubled = "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}" +
+		"{% set ns.t = [ns.t, ns.t] %}{% endfor %}"
 	nested := strings.Repeat("(", 10_000) + "1" + strings.Repeat(")", 10_000)
 	for _, src := range []string{
 		"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -128,6 +131,20 @@ func TestTemplatesThatDoNotEnd(t *testing.T) {
 		"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
 		"{% set ns = namespace(s=[1]) %}{% for i in range(900) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s | tojson }}",
 		"{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+		// products that are no 64-bit integers
+		"{{ [1] * 9223372036854775807 }}", "{{ [1, 2, 3] * 4611686018427387904 }}",
+		// lists with 2^60 elements, which share their memory
+		doubled + "{{ ns.s }}", doubled + "{{ ns.s ~ 1 }}", doubled + "{{ ns.s == ns.t }}",
+		doubled + "{{ ns.s < ns.t }}",
+		doubled + "{{ ns.t in [ns.s] }}", doubled + "{{ {(ns.s,): 1} }}", doubled + "{{ {}[(ns.s,)] }}",
+		doubled + "{{ [ns.s, ns.t] | sort }}", doubled + "{{ '%s' % [ns.s] }}", doubled + "{{ [ns.s] | join }}",
+		// long texts in between
+		"{{ ([1] * 10000) | tojson(indent='x' * 100000) }}",
+		"{{ ([1] * 10000) | tojson(separators=('x' * 100000, ':')) }}",
+		"{{ ('%s' * 10000) % (('x' * 10000,) * 10000) }}", "{{ ['x' * 10000] * 10000 }}",
+		"{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{% if s.isdigit() %}{% endif %}{% endfor %}",
+		"{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{% if s is lower %}{% endif %}{% endfor %}",
+		"{{ (['x' * 1000000] * 50000) | sort | length }}",
 		"{{ " + nested + " }}", "{{ " + strings.Repeat("-", 10_000) + "1 }}",
 		"{{ " + strings.Repeat("not ", 10_000) + "1 }}", strings.Repeat("{% if 1 %}", 10_000),
 		strings.Repeat("{% if 1 %}{% elif 1 %}", 10_000),

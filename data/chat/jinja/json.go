@@ -26,7 +26,7 @@ func toJSON(c *call, v Value) Value {
 		w.indent, w.item = strings.Repeat(" ", int(max(0, min(c.integer(1, "indent", 0), 64)))), ","
 	}
 	if s, ok := c.arg(2, "separators", nil).(*List); ok && len(s.Items) == 2 {
-		w.item, w.key = textOf(s.Items[0]).S, textOf(s.Items[1]).S
+		w.item, w.key = c.textOf(s.Items[0]).S, c.textOf(s.Items[1]).S
 	}
 	w.value(v, 0)
 	return c.made(w.out.text())
@@ -78,7 +78,7 @@ func (w *jsonWriter) value(v Value, depth int) {
 		}
 		if w.sorted {
 			sort.SliceStable(order, func(a, b int) bool {
-				before, _ := less(v.keys[order[a]], v.keys[order[b]])
+				before, _ := c.in.less(c.line, v.keys[order[a]], v.keys[order[b]])
 				return before
 			})
 		}
@@ -91,6 +91,7 @@ func (w *jsonWriter) value(v Value, depth int) {
 			case bool:
 				w.out.addString(strconv.Quote(strconv.FormatBool(k)), 0)
 			default:
+				c.in.visit(c.line, k)
 				w.out.addString(`"`+Repr(k)+`"`, 0)
 			}
 			w.out.addString(w.key, 0)
@@ -109,6 +110,11 @@ func (w *jsonWriter) list(open, end string, n int, mark Mark, depth int, element
 		return
 	}
 	w.out.addString(open, 0)
+	each := len(w.item) + len(w.key) // separators and indent may be long texts
+	if !w.flat {
+		each += 1 + len(w.indent)*(depth+1)
+	}
+	w.c.in.count(w.c.line, n*each)
 	for i := range n {
 		if i > 0 {
 			w.out.addString(w.item, 0)

@@ -21,7 +21,7 @@ func (in *interp) globals() map[string]Value {
 	}
 	return map[string]Value{
 		"raise_exception": f("raise_exception", func(c *call) Value {
-			panic(&Error{Line: c.line, Text: textOf(c.arg(0, "message", Text{})).S, Raised: true})
+			panic(&Error{Line: c.line, Text: c.textOf(c.arg(0, "message", Text{})).S, Raised: true})
 		}),
 		"strftime_now": f("strftime_now", func(c *call) Value {
 			if c.in.now == nil {
@@ -79,14 +79,17 @@ func method(of Value, name string) Value {
 	switch v := of.(type) {
 	case Text:
 		if f := textMethods[name]; f != nil {
-			return bound(func(c *call) Value { return f(c, v) })
+			return bound(func(c *call) Value {
+				c.in.read(c.line, v)
+				return f(c, v)
+			})
 		}
 	case *Dict:
 		switch name {
 		case "get":
 			return bound(func(c *call) Value {
 				key, otherwise := c.arg(0, "key", nil), c.arg(1, "default", nil)
-				if x, ok := v.get(key); ok {
+				if x, ok := v.get(c.in.key(c.line, key)); ok {
 					return x
 				}
 				return otherwise
@@ -116,7 +119,7 @@ func method(of Value, name string) Value {
 				n, x := int64(0), c.arg(0, "value", nil)
 				c.in.spend(c.line, int64(len(v.Items)))
 				for i, item := range v.Items {
-					if equal(item, x) {
+					if c.in.equal(c.line, item, x) {
 						if name == "index" {
 							return int64(i)
 						}
@@ -124,6 +127,7 @@ func method(of Value, name string) Value {
 					}
 				}
 				if name == "index" {
+					c.in.visit(c.line, x)
 					fail(c.line, "index: %s is not in the list", Repr(x))
 				}
 				return n

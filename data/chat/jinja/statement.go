@@ -8,7 +8,7 @@ func (s *dataStmt) exec(in *interp, b *builder) flow {
 }
 
 func (s *outStmt) exec(in *interp, b *builder) flow {
-	b.add(in.made(s.line, textOf(s.of.eval(in))))
+	b.add(in.made(s.line, in.textOf(s.line, s.of.eval(in))))
 	return flowNext
 }
 
@@ -124,9 +124,9 @@ func (l *loop) attr(name string) (Value, bool) {
 			return args[l.at%len(args)]
 		}}, true
 	case "changed":
-		return &function{"changed", func(_ *interp, _ int, args []Value, _ []namedValue) Value {
+		return &function{"changed", func(in *interp, line int, args []Value, _ []namedValue) Value {
 			now := &List{Items: args}
-			changed := l.last == nil || !equal(l.last, now)
+			changed := l.last == nil || !in.equal(line, l.last, now)
 			l.last = now
 			return changed
 		}}, true
@@ -183,7 +183,7 @@ func (s *setBlock) exec(in *interp, b *builder) flow {
 		v = f.apply(in, v)
 	}
 	if s.to.name == "" {
-		b.add(in.made(s.line, textOf(v)))
+		b.add(in.made(s.line, in.textOf(s.line, v)))
 	} else {
 		in.store(s.line, s.to, v)
 	}
@@ -198,7 +198,7 @@ func (s *macroStmt) exec(in *interp, _ *builder) flow {
 func (s *callBlock) exec(in *interp, b *builder) flow {
 	in.step(s.line)
 	caller := namedValue{"caller", s.macro.function(in)}
-	b.add(in.made(s.line, textOf(s.call.invoke(in, caller))))
+	b.add(in.made(s.line, in.textOf(s.line, s.call.invoke(in, caller))))
 	return flowNext
 }
 

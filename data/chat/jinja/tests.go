@@ -18,6 +18,10 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		}
 		return args[0]
 	}
+	text := func() string {
+		in.readText(line, v)
+		return in.textOf(line, v).S
+	}
 	switch name {
 	case "defined":
 		_, ok := v.(undefined)
@@ -80,21 +84,21 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		}
 		return integer()%j == 0
 	case "lower":
-		return textOf(v).S == strings.ToLower(textOf(v).S) && strings.ToUpper(textOf(v).S) != textOf(v).S
+		return text() == strings.ToLower(text()) && strings.ToUpper(text()) != text()
 	case "upper":
-		return textOf(v).S == strings.ToUpper(textOf(v).S) && strings.ToLower(textOf(v).S) != textOf(v).S
+		return text() == strings.ToUpper(text()) && strings.ToLower(text()) != text()
 	case "in":
 		return in.contains(line, arg(), v)
 	case "eq", "equalto", "==":
-		return equal(v, arg())
+		return in.equal(line, v, arg())
 	case "ne", "!=":
-		return !equal(v, arg())
+		return !in.equal(line, v, arg())
 	case "sameas":
 		a, b := v, arg()
 		if _, ok := a.(Text); ok {
-			return equal(a, b)
+			return in.equal(line, a, b)
 		}
-		return typeName(a) == typeName(b) && equal(a, b)
+		return typeName(a) == typeName(b) && in.equal(line, a, b)
 	case "lt", "lessthan", "<":
 		return in.compare(line, "<", v, arg())
 	case "le", "<=":

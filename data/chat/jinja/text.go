@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"sort"
 	"strings"
 	"unicode/utf8"
 )
@@ -77,11 +78,13 @@ func (b *builder) addSlice(t Text, lo, hi int) { b.s.WriteString(t.S[lo:hi]); b.
 
 // addMarks appends the marks of bytes [lo, hi) of a text.
 func (b *builder) addMarks(t Text, lo, hi int) {
-	t.Runs(func(from, until int, mark Mark) {
-		if from, until = max(from, lo), min(until, hi); from < until {
-			b.mark(until-from, mark)
-		}
-	})
+	i := sort.Search(len(t.runs), func(i int) bool { return t.runs[i].end > lo })
+	for ; i < len(t.runs) && lo < hi; i++ {
+		end := min(t.runs[i].end, hi)
+		b.mark(end-lo, t.runs[i].mark)
+		lo = end
+	}
+	b.mark(max(0, hi-lo), 0)
 }
 
 // mark appends n bytes with a mark to the runs.

@@ -181,7 +181,7 @@ func textOf(v Value) Text {
 	return Text{S: Repr(v)}
 }
 
-// repr returns Python's Repr(v).
+// Repr returns Python's repr(v).
 func Repr(v Value) string {
 	var b strings.Builder
 	writeRepr(&b, v, 0)
@@ -378,109 +378,4 @@ func number(v Value) (i int64, x float64, whole, ok bool) {
 		return 0, v, false, true
 	}
 	return 0, 0, false, false
-}
-
-// equal returns Python's a == b.
-func equal(a, b Value) bool {
-	if i, x, whole, ok := number(a); ok {
-		j, y, whole2, ok := number(b)
-		if whole && whole2 {
-			return ok && i == j
-		}
-		return ok && x == y
-	}
-	switch a := a.(type) {
-	case nil:
-		return b == nil
-	case undefined:
-		_, ok := b.(undefined)
-		return ok
-	case Text:
-		t, ok := b.(Text)
-		return ok && a.S == t.S
-	case Number:
-		return a == b
-	case *List:
-		l, ok := b.(*List)
-		if !ok || len(a.Items) != len(l.Items) || a.tuple != l.tuple || (a.span == nil) != (l.span == nil) {
-			return false
-		}
-		if a.unindexed != 0 || l.unindexed != 0 {
-			return a == l || a.isSet() && l.isSet() && sameElements(a, l)
-		}
-		for i := range a.Items {
-			if !equal(a.Items[i], l.Items[i]) {
-				return false
-			}
-		}
-		return true
-	case *Dict:
-		d, ok := b.(*Dict)
-		if !ok || a.Len() != d.Len() {
-			return false
-		}
-		for i, k := range a.keys {
-			if v, ok := d.get(k); !ok || !equal(a.items[i], v) {
-				return false
-			}
-		}
-		return true
-	case *namespace, *function:
-		return a == b
-	}
-	return false
-}
-
-// isSet reports whether the view has no order: the keys and the items of a dict.
-func (l *List) isSet() bool { return l.unindexed == isKeys || l.unindexed == isItems }
-
-// sameElements reports whether two views of the same length have equal elements in any order.
-func sameElements(a, b *List) bool {
-	hash := func(l *List, i int) any {
-		x := l.Items[i]
-		if l.unindexed == isItems {
-			x = x.(*List).Items[0]
-		}
-		h, _ := hashOf(x)
-		return h
-	}
-	index := make(map[any]int, len(b.Items))
-	for i := range b.Items {
-		index[hash(b, i)] = i
-	}
-	for i, x := range a.Items {
-		if j, ok := index[hash(a, i)]; !ok || !equal(x, b.Items[j]) {
-			return false
-		}
-	}
-	return true
-}
-
-// less returns Python's a < b; false if the two cannot be ordered.
-func less(a, b Value) (result, ok bool) {
-	i, x, whole, isNumber := number(a)
-	if j, y, whole2, ok := number(b); ok && isNumber {
-		if whole && whole2 {
-			return i < j, true
-		}
-		return x < y, true
-	}
-	switch a := a.(type) {
-	case Text:
-		if t, ok := b.(Text); ok {
-			return a.S < t.S, true // the order of UTF-8 is the order of code points
-		}
-	case *List:
-		l, ok := b.(*List)
-		if !ok || a.tuple != l.tuple || !a.isPlain() || !l.isPlain() {
-			return false, false
-		}
-		for i := range min(len(a.Items), len(l.Items)) {
-			if !equal(a.Items[i], l.Items[i]) {
-				return less(a.Items[i], l.Items[i])
-			}
-		}
-		return len(a.Items) < len(l.Items), true
-	}
-	return false, false
 }
