@@ -5,6 +5,7 @@ package comm_test
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -215,6 +216,86 @@ func TestCUDAReusedHandle(t *testing.T) {
 		}
 		return sub.Close()
 	})
+}
+
+// TestCUDAMessageFails checks that both ranks of a message return if the sender cannot export its
+// tensor, and that later messages arrive.
+func TestCUDAMessageFails(t *testing.T) {
+	onEmulatedRanks(t, 2, "ULYSSES_EMULATED_SHARED", "1", func(d *cuda.Device, c *cuda.Comm) error {
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		x, _, err := gpuRows(d, 1, 5)
+		if err != nil {
+			return err
+		}
+		watch := time.AfterFunc(20*time.Second, func() {
+			fmt.Printf("rank %d hangs\n", c.Rank())
+			c.Abort(status.Comm, "hangs")
+		})
+		defer watch.Stop()
+		wrong := tensor.OfFloat32(make([]float32, 5), 1, 5)
+		wrong.Where = tensor.CUDA
+		for round := range 3 {
+			if err := d.Fill(s, x, float64(c.Rank())); err != nil {
+				return err
+			}
+			send, want := x, ""
+			if round == 1 && c.Rank() == 0 {
+				send, want = wrong, "is not in memory of this device"
+			}
+			if c.Rank() == 0 {
+				err = c.SendRecv(s, tensor.Tensor{}, -1, send, 1)
+			} else {
+				if round == 1 {
+					want = "rank 0 could not export its tensor; see its error"
+				}
+				err = c.SendRecv(s, x, 0, tensor.Tensor{}, -1)
+			}
+			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				return comm.Wrong("round %d: %v, want %q", round, err, want)
+			}
+			v, err := gpuValues(d, s, x)
+			if err != nil {
+				return err
+			}
+			if want := float32(c.Rank()); round == 1 && v[0] != want || round != 1 && v[0] != 0 {
+				return comm.Wrong("round %d: %v", round, v)
+			}
+		}
+		return nil
+	})
+}
+
+// TestCUDAPinnedMemory checks that all ranks return if one has no pinned memory for the test of
+// events, with the same error.
+func TestCUDAPinnedMemory(t *testing.T) {
+	if comm.Inside() == "" {
+		onEmulatedRanks(t, 3, "ULYSSES_EMULATED_SHARED", "1", nil)
+		return
+	}
+	world, err := comm.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := world.Split(0, world.Rank())
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch := time.AfterFunc(20*time.Second, func() {
+		fmt.Printf("rank %d hangs\n", world.Rank())
+		world.Abort(status.Comm, "hangs")
+	})
+	defer watch.Stop()
+	if world.Rank() == 1 {
+		t.Setenv("ULYSSES_EMULATED_PINNED", "500000")
+	}
+	err = onGPU(host, "ipc", func(*cuda.Device, *cuda.Comm) error { return nil })
+	if status.Of(err) != status.OutOfMemory || !strings.HasPrefix(err.Error(), "rank 1: pinned memory: ") {
+		t.Errorf("rank %d: %v", world.Rank(), err)
+	}
 }
 
 // gpuRows allocates a tensor of rows of F32.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -126,10 +127,12 @@ func (c *ipc) proveEvents() error {
 		rows[j] = 1
 	}
 	stop, err := c.keepBusy()
-	if err != nil {
+	if err == nil {
+		defer stop()
+	}
+	if err := comm.Agree(c.host, err); err != nil { // before calls that all ranks make
 		return err
 	}
-	defer stop()
 	for i := range calls {
 		if err := c.d.Fill(c.s, own, float64(i*n+int64(c.me))); err != nil {
 			return err

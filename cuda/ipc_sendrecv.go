@@ -4,6 +4,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	"encoding/binary"
 
 	"ulysses/device"
@@ -23,10 +24,15 @@ type pairEvents struct {
 	messages int
 }
 
-// receiptBytes is the length of a receipt: whether the size was right (1 byte), the index of the
-// event, the address of the event, its handle. The sender keeps the event that the first receipt
-// with an index identifies.
+// receiptBytes is the length of a receipt: whether the receiver has read the message (1 byte: 0 if
+// the size is wrong, receiptRead or receiptFailed), the index of the event, the address of the
+// event, its handle. The sender keeps the event that the first receipt with an index identifies.
 const receiptBytes = 8 + 8 + handleBytes
+
+const (
+	receiptRead   = 1
+	receiptFailed = 2
+)
 
 func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) (err error) {
 	c.group.enter()
@@ -38,10 +44,11 @@ func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 	}
 	incoming := packet{c.all[:len(c.own.raw)], len(c.peers)}
 	var in, out tensor.Tensor // packets; absent if there is no message
+	var failed error          // on this rank, which takes part in both exchanges nevertheless
 	if to >= 0 {
 		c.own.write(header{op: opSendRecv, unit: size(send)}, c.readyIndex, nil, nil)
-		if err := c.writeLocation(send); err != nil {
-			return err
+		if failed = c.writeLocation(send); failed != nil {
+			c.own.fail()
 		}
 		out = bytesOf(c.own.raw)
 	}
@@ -53,9 +60,10 @@ func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 	}
 	clear(c.receipts)
 	receiptOut, receiptIn := c.receipts[:receiptBytes], c.receipts[receiptBytes:]
-	if from >= 0 && incoming.header().unit == size(recv) {
+	if from >= 0 && !incoming.failed() && incoming.header().unit == size(recv) {
 		if err := c.copyMessage(recv, from, incoming, receiptOut); err != nil {
-			return err
+			failed = cmp.Or(failed, err)
+			receiptOut[0] = receiptFailed
 		}
 	}
 	in, out = tensor.Tensor{}, tensor.Tensor{}
@@ -68,17 +76,24 @@ func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 	if err := c.host.SendRecv(nil, in, to, out, from); err != nil {
 		return c.group.hostFailed(err)
 	}
-	if from >= 0 && receiptOut[0] == 0 {
+	switch {
+	case failed != nil:
+		return failed
+	case from >= 0 && incoming.failed():
+		return status.Errorf(status.Comm, "%s: rank %d could not export its tensor; see its error", name, from)
+	case from >= 0 && receiptOut[0] == 0:
 		return status.Errorf(status.Comm,
 			"%s: rank %d sends %d bytes to rank %d, which expects %v; both must give one size", name, from,
 			incoming.header().unit, c.me, recv)
+	case to >= 0 && receiptIn[0] == 0:
+		return status.Errorf(status.Comm,
+			"%s: rank %d sends %v to rank %d, which expects another size; both must give one size", name, c.me,
+			send, to)
+	case to >= 0 && receiptIn[0] == receiptFailed:
+		return status.Errorf(status.Comm, "%s: rank %d could not read the tensor of rank %d; see its error", name,
+			to, c.me)
 	}
 	if to >= 0 {
-		if receiptIn[0] == 0 {
-			return status.Errorf(status.Comm,
-				"%s: rank %d sends %v to rank %d, which expects another size; both must give one size", name, c.me,
-				send, to)
-		}
 		if err := c.waitUntilRead(to, receiptIn); err != nil {
 			return err
 		}
@@ -128,7 +143,7 @@ func (c *ipc) recordRead(p *pairEvents, shared bool, receipt []byte) error {
 	if err := c.record(p.read[i]); err != nil {
 		return err
 	}
-	receipt[0], receipt[1] = 1, byte(i)
+	receipt[0], receipt[1] = receiptRead, byte(i)
 	if p.messages > len(c.ready) {
 		return nil // the sender has this event
 	}

@@ -84,6 +84,7 @@ bool uly_emulated::generation(const void *v, uint64_t *number) {
 
 cudaError_t cudaFree(void *p) { return release(p, Place::device); }
 cudaError_t cudaMallocHost(void **p, size_t bytes) {
+  if (bytes > (size_t)setting("ULYSSES_EMULATED_PINNED", INT64_MAX)) return set_error(cudaErrorMemoryAllocation);
   std::lock_guard<std::mutex> held(lock);
   return allocate(p, bytes, Place::pinned);
 }

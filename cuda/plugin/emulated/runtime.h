@@ -15,9 +15,10 @@
 // a thread runs: hosts then enqueue ahead of their GPU, and a wait for an event of another process
 // ends when the newest record of the event has completed, also a record after the wait.
 // ULYSSES_EMULATED_REUSE (0), if not 0, gives the handle of freed memory to new memory of the same
-// size, and processes that map the freed memory keep its pages. ULYSSES_EMULATED_GUARD (0) stops
-// kernels that access memory outside of allocations (fences.cpp). ULYSSES_EMULATED_PTX, if set, is
-// a folder with the PTX of the kernels, which then run instead of their C++ (ptx/run.cpp).
+// size, and processes that map the freed memory keep its pages. ULYSSES_EMULATED_PINNED, if set, is
+// the most bytes of an allocation of pinned memory. ULYSSES_EMULATED_GUARD (0) stops kernels that
+// access memory outside of allocations (fences.cpp). ULYSSES_EMULATED_PTX, if set, is a folder with
+// the PTX of the kernels, which then run instead of their C++ (ptx/run.cpp).
 #pragma once
 
 #include <stddef.h>
