@@ -10,8 +10,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// decoder changes the texts of tokens into the text that they encode.
-type decoder func(tokens []string) []string
+// decoder changes the texts of tokens into the text that they encode. m has the limits for all
+// tokens together.
+type decoder func(m *matcher, tokens []string) []string
 
 func newDecoders(components []component) ([]decoder, error) {
 	var all []decoder
@@ -28,17 +29,25 @@ func newDecoders(components []component) ([]decoder, error) {
 func newDecoder(p component) (decoder, error) {
 	switch p.Kind {
 	case "ByteLevel":
-		return decodeByteLevel, nil
+		return func(_ *matcher, t []string) []string { return decodeByteLevel(t) }, nil
 	case "ByteFallback":
-		return decodeBytes, nil
+		return func(_ *matcher, t []string) []string { return decodeBytes(t) }, nil
 	case "Fuse":
-		return func(t []string) []string { return []string{strings.Join(t, "")} }, nil
+		return func(_ *matcher, t []string) []string { return []string{strings.Join(t, "")} }, nil
 	case "Metaspace":
-		return func(t []string) []string { return decodeMetaspace(t, p.Replacement, p.PrependScheme != "never") }, nil
+		if p.Replacement == "" {
+			return nil, emptyField(p.Kind, "replacement", "▁")
+		}
+		return func(_ *matcher, t []string) []string {
+			return decodeMetaspace(t, p.Replacement, p.PrependScheme != "never")
+		}, nil
 	case "BPEDecoder":
-		return func(t []string) []string { return decodeSuffix(t, p.Suffix) }, nil
+		if p.Suffix == "" {
+			return nil, emptyField(p.Kind, "suffix", "</w>")
+		}
+		return func(_ *matcher, t []string) []string { return decodeSuffix(t, p.Suffix) }, nil
 	case "Strip":
-		return func(t []string) []string {
+		return func(_ *matcher, t []string) []string {
 			for i := range t {
 				t[i] = stripped(t[i], p.Content, p.Start, p.Stop)
 			}
@@ -49,17 +58,37 @@ func newDecoder(p component) (decoder, error) {
 		if err != nil {
 			return nil, err
 		}
-		return func(t []string) []string {
-			for i := range t {
-				if r, err := n(&matcher{}, segment{text: []byte(t[i])}); err == nil {
-					t[i] = string(r.text)
-				}
-			}
-			return t
-		}, nil
+		return func(m *matcher, t []string) []string { return decodeReplace(m, t, n) }, nil
 	}
 	return nil, status.Errorf(status.Unsupported, "decoder: %s is not supported; %s", input.Quote(p.Kind),
 		notbuilt.Decoders.Instead)
+}
+
+// emptyField returns the error for a text that would match between all characters.
+func emptyField(kind, field, usual string) error {
+	return status.Errorf(status.InvalidConfig, "decoder: %s: the %s is empty; set it to %q", kind, field, usual)
+}
+
+// decodeReplace applies a Replace to each token. It does not change a token if the pattern has an
+// empty match or takes too many steps, or if all tokens together would become too long.
+func decodeReplace(m *matcher, tokens []string, n normalizer) []string {
+	limit, size := m.limit, bytesOf(tokens)
+	defer func() { m.limit = limit }()
+	for i, t := range tokens {
+		m.limit = max(1, limit-(size-len(t))) // 0 would mean no limit
+		if r, err := n(m, segment{text: []byte(t)}); err == nil && !m.exceeded() && len(r.text) <= m.limit {
+			size += len(r.text) - len(t)
+			tokens[i] = string(r.text)
+		}
+	}
+	return tokens
+}
+
+func bytesOf(tokens []string) (n int) {
+	for _, t := range tokens {
+		n += len(t)
+	}
+	return n
 }
 
 // decodeByteLevel replaces letters by the bytes that they stand for, and joins the tokens.

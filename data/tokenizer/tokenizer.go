@@ -275,8 +275,10 @@ func (t *Tokenizer) Decode(ids []int32) string {
 	if len(t.decoders) == 0 {
 		return strings.Join(tokens, " ")
 	}
+	var m matcher
+	m.begin(bytesOf(tokens))
 	for _, d := range t.decoders {
-		tokens = d(tokens)
+		tokens = d(&m, tokens)
 	}
 	return strings.Join(tokens, "")
 }
