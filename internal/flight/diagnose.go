@@ -401,12 +401,15 @@ func (c *comparison) undecided(all []Standing) string {
 			inside[s.Operation]++
 		}
 	}
-	for op, n := range inside {
-		if n > 1 {
-			return fmt.Sprintf(
-				"no rank is behind: %d ranks have begun %s and none has ended it; check the network and the GPUs", n,
-				op)
+	most := "" // the operation with the most ranks, of several the one with the lowest rank
+	for _, s := range all {
+		if s.Condition == Inside && inside[s.Operation] > inside[most] {
+			most = s.Operation
 		}
+	}
+	if n := inside[most]; n > 1 {
+		return fmt.Sprintf(
+			"no rank is behind: %d ranks have begun %s and none has ended it; check the network and the GPUs", n, most)
 	}
 	return "no rank is behind: no rank waits for another"
 }

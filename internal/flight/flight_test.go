@@ -207,6 +207,23 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
+// If no rank is behind, the text names the operation in which most ranks are.
+func TestUndecided(t *testing.T) {
+	in := func(op string) Standing { return Standing{Condition: Inside, Operation: op} }
+	x, y, z := in("all-reduce #1"), in("all-reduce #2"), in("all-to-all #1")
+	for range 50 {
+		for want, all := range map[string][]Standing{
+			": 3 ranks have begun all-reduce #2 and": {z, x, y, y, x, y},
+			": 2 ranks have begun all-reduce #1 and": {z, x, y, y, x},
+			": no rank waits":                        {x, y, z},
+		} {
+			if s := (*comparison)(nil).undecided(all); !strings.Contains(s, want) {
+				t.Fatalf("%q, want %q", s, want)
+			}
+		}
+	}
+}
+
 // An operation that began after the last sign of life has lasted 0 s, and not less.
 func TestYoungOperation(t *testing.T) {
 	w := newWorld(t)
