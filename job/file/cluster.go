@@ -86,7 +86,7 @@ func parseCluster(src, path string) (*Cluster, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	if c.Nodes*c.PerNode > MaxPlanned {
+	if c.Nodes > MaxPlanned/c.PerNode { // the product may overflow
 		return nil, status.Errorf(status.InvalidConfig,
 			"%s: nodes %d x ranks_per_node %d: too many ranks; at most %d are possible", path, c.Nodes, c.PerNode,
 			MaxPlanned)

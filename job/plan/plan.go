@@ -122,9 +122,12 @@ func (o *Options) machine(j *file.Job, x *subject) (ranks int, m *Machine, err e
 	return ranks, m, err
 }
 
-// RanksOfReplica returns the number of ranks of one replica, by the job's degrees.
+// RanksOfReplica returns the number of ranks of one replica, by the job's degrees; at most
+// MaxPlanned.
 func RanksOfReplica(j *file.Job) int {
-	return int(min(file.MaxPlanned, max(1, j.Parallel.Ulysses)*max(1, j.Parallel.Ring)))
+	// each is limited before, because the product of two large degrees may overflow
+	return int(min(file.MaxPlanned,
+		min(file.MaxPlanned, max(1, j.Parallel.Ulysses))*min(file.MaxPlanned, max(1, j.Parallel.Ring))))
 }
 
 // print prints the tables of the verb plan.
