@@ -61,8 +61,12 @@ class Batches(unittest.TestCase):
                 same = torch.equal(mine[name], x) if torch.is_tensor(x) else mine[name] == x
                 self.assertTrue(same, name)
             self.assertEqual((mine.sequences, mine.ranges), (first.sequences, first.ranges))
-            few = ulysses.local_batch({"input_ids": torch.ones(1, 1)}, context=ctx)
-            self.assertEqual(few["input_ids"].shape, (1, 1))
+            for name, x in (
+                ("input_ids", torch.ones(1, 1)),
+                ("inputs_embeds", torch.ones(1, 1, 4)),
+            ):
+                few = ulysses.local_batch({name: x}, context=ctx)  # a token for each rank
+                self.assertEqual(few[name].shape, x.shape)
             other = {**batch, "labels": batch["labels"] + ctx.rank}
             if ctx.size > 1:
                 with self.assertRaisesRegex(ulysses.InvalidArgument, "shift_labels is .* on rank"):

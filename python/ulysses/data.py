@@ -157,9 +157,8 @@ def local_batch(
     ctx, operation = current(context), "ulysses.local_batch"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], _Prepared]:
-        lead = batch.get("input_ids")
-        few = lead is not None and lead.ndim >= 2 and lead.shape[1] < ctx.size
-        own = _prepare(batch, ctx.size, dims or {}, pad or few)
+        _, lead = _checked_tensors(batch, dims or {})
+        own = _prepare(batch, ctx.size, dims or {}, pad or lead.shape[1] < ctx.size)
         assert own.arrays is not None
         return {k: _digest(a) for k, a in own.arrays.items()}, (), own  # all that is sharded
 
