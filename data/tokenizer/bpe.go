@@ -15,7 +15,8 @@ import (
 type model struct {
 	vocab map[string]int32 // keys are text, or plain bytes if raw
 	names map[int32]string
-	rules pairTable // (left, right) → (rank, result)
+	ids   map[string]int32 // of all names
+	rules pairTable        // (left, right) → (rank, result)
 	// Words are plain bytes. The file has them as letters (byteLetters).
 	raw            bool
 	prefix, suffix string // before each character except the first; after the last
@@ -55,15 +56,17 @@ func newModel(f *modelFile, raw bool) (*model, error) {
 				field, input.Quote(text), maxContent)
 		}
 	}
-	m := &model{vocab: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: unkNone, fuseUnk: f.FuseUnk,
-		byteFallback: f.ByteFallback, ignoreMerges: f.IgnoreMerges, prefix: f.Prefix, suffix: f.Suffix, raw: raw,
-		astral: map[rune]int32{}}
+	m := &model{vocab: f.Vocab, ids: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: unkNone,
+		fuseUnk: f.FuseUnk, byteFallback: f.ByteFallback, ignoreMerges: f.IgnoreMerges, prefix: f.Prefix,
+		suffix: f.Suffix, raw: raw, astral: map[rune]int32{}}
 	for s, id := range f.Vocab {
 		if id < 0 {
 			return nil, status.Errorf(status.InvalidConfig, "model.vocab: %s has the id %d; use ids from 0 on",
 				input.Quote(s), id)
 		}
-		m.names[id] = s
+		if name, ok := m.names[id]; !ok || s < name { // whatever the order of the map
+			m.names[id] = s
+		}
 	}
 	if f.UnkToken != nil {
 		m.unkName, m.unk = *f.UnkToken, unkMissing

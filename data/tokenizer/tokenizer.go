@@ -198,11 +198,7 @@ func (t *Tokenizer) lookup(token string) (id int32, ok bool) {
 	if id, ok = t.added.ids[token]; ok {
 		return id, true
 	}
-	for i, s := range t.model.names {
-		if s == token {
-			id, ok = i, true
-		}
-	}
+	id, ok = t.model.ids[token]
 	return id, ok
 }
 
