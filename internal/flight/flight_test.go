@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // world is four ranks in two sequences of two.
@@ -340,6 +342,15 @@ func TestFolder(t *testing.T) {
 	}
 	if _, err := ReadFolder(old); err == nil ||
 		!strings.Contains(err.Error(), "rank-00000.flight is damaged: it has rank 0 of 0 ranks; remove it") {
+		t.Error(err)
+	}
+	// A record whose number of ranks was lost.
+	binary.NativeEndian.PutUint32(b[unsafe.Offsetof(header{}.Size):], 1<<31)
+	if err := os.WriteFile(File(old, 0), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadFolder(old); err == nil ||
+		!strings.Contains(err.Error(), "is damaged: it has rank 0 of 2147483648 ranks; remove it") {
 		t.Error(err)
 	}
 }

@@ -117,6 +117,10 @@ func text(b []byte) string {
 	return strings.ToValidUTF8(string(b), "?")
 }
 
+// maxSize is the largest number of ranks of a run. A larger one, in a damaged file, would make an
+// enormous list.
+const maxSize = 1 << 20
+
 // ReadFolder reads the records of all ranks in a folder. Element r is the record of rank r, or nil
 // if the rank has left none.
 func ReadFolder(dir string) ([]*Rank, error) {
@@ -132,7 +136,7 @@ func ReadFolder(dir string) ([]*Rank, error) {
 		if err != nil {
 			return nil, err
 		}
-		if r.Rank >= r.Size {
+		if r.Rank >= r.Size || r.Size > maxSize {
 			return nil, status.Errorf(status.IO, "%s is damaged: it has rank %d of %d ranks; remove it", path,
 				r.Rank, r.Size)
 		}
