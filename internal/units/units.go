@@ -72,8 +72,13 @@ func Number(x float64) string {
 	return fmt.Sprintf("%.4f", x)
 }
 
-// Duration formats seconds as 2h3m4s.
+// Duration formats seconds as 2h3m4s, and from 100 years on, which a time.Duration may not hold, as
+// years.
 func Duration(seconds float64) string {
+	const year = 365.25 * 24 * 60 * 60
+	if seconds >= 100*year {
+		return Short(seconds/year) + " years"
+	}
 	return (time.Duration(seconds * float64(time.Second))).Round(time.Second).String()
 }
 

@@ -14,7 +14,6 @@ import (
 	"os"
 	"slices"
 	"text/tabwriter"
-	"time"
 
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
@@ -178,9 +177,8 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 			units.Short(flops), units.Count(f.Job.Documents(), "document"))
 	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
-		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
 		fmt.Fprintf(out, "run              %s of %d tokens in %v, without reading data, evaluations and checkpoints\n",
-			units.Count(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
+			units.Count(f.Job.Train.Steps, "step"), f.tokens, units.Duration(f.Seconds*float64(f.Job.Train.Steps)))
 	}
 	_, err = fmt.Fprintf(out, "fits             %s of a rank's memory are planned%s\n",
 		units.Bytes(model.Bytes(f.Memory)), f.limit())
