@@ -74,7 +74,9 @@ int32_t api_free_host(uly_device *d, void *p) {
 bool allocation(uly_device *d, const void *p, char **base, int64_t *bytes) {
   auto *at = const_cast<char *>(static_cast<const char *>(p));
   auto it = of(d)->memory.upper_bound(at);
-  if (it == of(d)->memory.begin() || at >= (--it)->first + it->second) return false;
+  if (it == of(d)->memory.begin()) return false;
+  --it;
+  if (at >= it->first + it->second) return false;
   *base = it->first, *bytes = it->second;
   return true;
 }
