@@ -97,8 +97,9 @@ func readSmolLM3(c *Config, r *reader) {
 
 // unrotatedSlide is the rule of SmolLM3: layers without RoPE slide if there is a window.
 func unrotatedSlide(r *reader, window int64) func(int64) string {
-	own := Config{NumHiddenLayers: int64(r.number("num_hidden_layers", 0))}
-	readSmolLM3(&own, &reader{raw: r.raw, seen: map[string]bool{}})
+	quiet := &reader{raw: r.raw, seen: map[string]bool{}} // r has the faults of these fields already
+	own := Config{NumHiddenLayers: quiet.extent("num_hidden_layers", 0, maxLayers)}
+	readSmolLM3(&own, quiet)
 	return func(layer int64) string {
 		return slidingIf(window > 0 && layer < int64(len(own.NoRope)) && own.NoRope[layer])
 	}
