@@ -214,6 +214,7 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	}
 	r.checkOwnBalance(own, fields)
 	r.checkOwnGroups(own, fields)
+	checkOwnDType(own, fields)
 	if err := own.err(); err != nil {
 		return nil, err
 	}
@@ -422,9 +423,20 @@ var storage = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.
 	"float64": tensor.F64}
 
 func (c *Config) readDType(r *reader) {
+	checkOwnDType(r, r.raw)
 	name := r.text("dtype", r.text("torch_dtype", "float32"))
 	var ok bool
 	if c.DType, ok = storage[name]; !ok {
 		r.fault(status.Unsupported, "dtype = %q is not built: %s", name, notbuilt.StorageTypes.Instead)
+	}
+}
+
+// checkOwnDType adds a fault if a job sets both names of the type of the weights to different
+// values. own has the fields that the job sets.
+func checkOwnDType(r *reader, own map[string]any) {
+	a, b := own["dtype"], own["torch_dtype"]
+	if r.strict && a != nil && b != nil && fmt.Sprint(a) != fmt.Sprint(b) {
+		r.fault(status.InvalidConfig, "dtype = %s and torch_dtype = %s: they are names of the same field, give one of them",
+			quoted(a), quoted(b))
 	}
 }

@@ -679,6 +679,24 @@ func TestOverride(t *testing.T) {
 	}
 }
 
+// The type of the weights has two names. The one that counts must not depend on a map's order.
+func TestTwoDTypes(t *testing.T) {
+	const want = `dtype = "float32" and torch_dtype = "bfloat16": they are names of the same field`
+	both := map[string]any{"dtype": "float32", "torch_dtype": "bfloat16"}
+	for range 50 {
+		if _, err := parse(t, qwen3).Override(both); err == nil || !strings.Contains(err.Error(), want) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ConfigFromMap(small("llama", both)); err == nil || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+	both["dtype"] = "bfloat16"
+	if c, err := parse(t, qwen3).Override(both); err != nil || c.DType != tensor.BF16 {
+		t.Error(c, err)
+	}
+}
+
 func FuzzConfig(f *testing.F) {
 	for _, s := range []string{llama31, qwen2, qwen3, gemma2, gemma3, deepseek, glmLite,
 		`{"model_type":"llama","num_attention_heads":3,"rope_scaling":[1]}`} {
