@@ -167,6 +167,7 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if names.err() != nil {
 		return nil, names.err()
 	}
+	fields = c.withRotaryShare(fields)
 	raw := maps.Clone(c.raw)
 	if raw == nil {
 		raw = map[string]any{}

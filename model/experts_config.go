@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"ulysses/device"
@@ -165,6 +166,30 @@ func readMiniMax(c *Config, r *reader) {
 	if n := r.count("rotary_dim", 0, 1<<16); n > 0 && r.raw["partial_rotary_factor"] == nil {
 		r.raw["partial_rotary_factor"] = float64(n) / float64(c.HeadDim)
 	}
+}
+
+// withRotaryShare returns the fields of an override of MiniMax-M2 with the share of the rotated
+// features, if the override changes their number or the size of a head: a configuration that was
+// read has the former share.
+func (c *Config) withRotaryShare(fields map[string]any) map[string]any {
+	_, given := fields["partial_rotary_factor"]
+	if c.ModelType != "minimax_m2" || given {
+		return fields
+	}
+	n, ok := asInt(fields["rotary_dim"])
+	if was, _ := asInt(c.raw["rotary_dim"]); fields["rotary_dim"] == nil && was == c.RotaryDim {
+		n, ok = was, fields["head_dim"] != nil
+	}
+	dim, changed := asInt(fields["head_dim"])
+	if !changed {
+		dim = c.HeadDim
+	}
+	if !ok || n < 1 || dim < 1 { // a field that is wrong is reported where it is read
+		return fields
+	}
+	fields = maps.Clone(fields)
+	fields["partial_rotary_factor"] = float64(n) / float64(dim)
+	return fields
 }
 
 // readExperts reads the fields of Mixtral (Jiang et al. 2024, arXiv:2401.04088) or of Qwen3-MoE.

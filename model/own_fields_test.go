@@ -131,6 +131,32 @@ func TestDerivedLists(t *testing.T) {
 	}
 }
 
+// An override of the number of rotated features, or of the size of a head, changes their share, in
+// a configuration as it was published and as it was saved.
+func TestRotaryNumber(t *testing.T) {
+	published := must1(read("config.json", small("minimax_m2", map[string]any{"rotary_dim": int64(4)}), false))
+	text, err := published.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []*Config{published, parse(t, string(text))} {
+		for _, x := range []struct {
+			fields map[string]any
+			want   int64
+		}{
+			{map[string]any{"rotary_dim": int64(2)}, 2},
+			{map[string]any{"head_dim": int64(16)}, 4},
+			{map[string]any{"head_dim": int64(16), "rotary_dim": int64(6)}, 6},
+			{map[string]any{"head_dim": int64(16), "partial_rotary_factor": 0.5}, 8},
+			{map[string]any{"rope_theta": 100.0}, 4},
+		} {
+			if o, err := c.Override(x.fields); err != nil || o.RotaryDim != x.want {
+				t.Errorf("%v: %+v, %v: want %d features", x.fields, o, err, x.want)
+			}
+		}
+	}
+}
+
 // transformers 5 reads num_experts as another name of Mixtral's num_local_experts.
 func TestAlias(t *testing.T) {
 	fields := small("mixtral", map[string]any{"num_experts": int64(6)})
