@@ -679,6 +679,28 @@ func TestOverride(t *testing.T) {
 	}
 }
 
+// An empty rope_scaling removes the scaling, also one that a family has by default, and the saved
+// configuration can be read.
+func TestOverrideWithoutScaling(t *testing.T) {
+	for _, more := range []map[string]any{nil, {"rope_theta": 1000.0}} {
+		base := must1(read("config.json", small("gpt_oss", more), false))
+		for _, name := range []string{"rope_scaling", "rope_parameters"} {
+			c, err := base.Override(map[string]any{name: map[string]any{}})
+			if err != nil || c.Rope.Type != "default" || c.Rope.Theta != base.Rope.Theta {
+				t.Errorf("%v, %s: %+v, %v", more, name, c.Rope, err)
+				continue
+			}
+			text, err := c.JSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := ParseConfig(text); err != nil || !reflect.DeepEqual(again.Rope, c.Rope) {
+				t.Errorf("%v, %s, saved: %+v, %v", more, name, again, err)
+			}
+		}
+	}
+}
+
 // The type of the weights has two names. The one that counts must not depend on a map's order.
 func TestTwoDTypes(t *testing.T) {
 	const want = `dtype = "float32" and torch_dtype = "bfloat16": they are names of the same field`

@@ -157,6 +157,9 @@ func overrideRope(raw, fields map[string]any) {
 			}
 		}
 	}
+	if len(table) == 0 {
+		into = "rope_parameters" // an empty rope_scaling is no table, see setRope
+	}
 	raw[into] = table
 }
 
