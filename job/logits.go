@@ -262,7 +262,7 @@ func (t *tokenTable) differences(other *tokenTable) (*tokenDifferences, error) {
 						other.vocab)
 			}
 			for j := range a.Logits {
-				if delta := math.Abs(float64(a.Logits[j]) - float64(b.Logits[j])); !(delta <= top) {
+				if delta := math.Abs(float64(a.Logits[j]) - float64(b.Logits[j])); !(delta <= top) && !math.IsNaN(top) {
 					top = delta
 				}
 			}
