@@ -284,10 +284,16 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	}
 	defer s.close()
 	defer func() { err = e.leave(err) }()
-	if e.Job.Kind == "eval" {
+	err = s.inStep(func() (err error) { out, err = s.tensorsOfJob(tokens); return err })
+	return out, err
+}
+
+// tensorsOfJob is trainTensors after prepare.
+func (s *session) tensorsOfJob(tokens bool) (out []named, err error) {
+	if s.Job.Kind == "eval" {
 		return s.evalTensors()
 	}
-	if e.nudged {
+	if s.nudged {
 		if err := s.nudge(); err != nil {
 			return nil, err
 		}
@@ -295,7 +301,7 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	if out, err = s.stepTensors(tokens); err != nil {
 		return nil, err
 	}
-	stream, err := e.Device.NewStream()
+	stream, err := s.Device.NewStream()
 	if err != nil {
 		return nil, err
 	}
