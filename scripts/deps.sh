@@ -12,12 +12,13 @@
 set -euo pipefail
 what=${1:-build} install=${2:-}
 
+go=${GO:-go}
 need_go=$(awk '$1 == "go" {print $2}' go.mod)
-if ! command -v go >/dev/null; then
+if ! command -v "$go" >/dev/null; then
   echo "ulysses: no Go found; install Go $need_go or newer from https://go.dev/dl and add its bin folder to PATH" >&2
   exit 1
 fi
-have_go=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//')
+have_go=$(GOTOOLCHAIN=local "$go" env GOVERSION 2>/dev/null | sed 's/^go//')
 if [ "$(printf '%s\n%s\n' "$need_go" "$have_go" | sort -V | head -n 1)" != "$need_go" ]; then
   echo "ulysses: Go $have_go is too old; install Go $need_go or newer from https://go.dev/dl" >&2
   exit 1

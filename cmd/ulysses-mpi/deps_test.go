@@ -62,3 +62,27 @@ func TestMissingPackages(t *testing.T) {
 		})
 	}
 }
+
+// The Go command of make GO=... need not be on PATH.
+func TestDepsOfAnotherGo(t *testing.T) {
+	program, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	for _, tool := range []string{"bash", "awk", "sed", "sort", "head", "gcc", "pkg-config"} {
+		path, err := exec.LookPath(tool)
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(bin, tool))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := exec.Command(filepath.Join(bin, "bash"), "scripts/deps.sh", "build")
+	run.Dir = "../.."
+	run.Env = []string{"PATH=" + bin, "HOME=" + os.Getenv("HOME"), "GO=" + program, "MPICC=mpicc.mpich"}
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
