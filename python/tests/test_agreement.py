@@ -354,6 +354,36 @@ class WrongOnOneRank(unittest.TestCase):
 
         contexts(2, body)
 
+    def test_numbers_of_numpy_on_one_rank(self):
+        def layer(ctx, n):
+            w = x(8, 8)
+            return ulysses.attention_layer(x(1, ROWS, 8), w, w, w, w, heads=n, context=ctx)
+
+        def delta_layer(ctx, n):
+            channels, heads = 3 * 2 * 8, 2
+            return ulysses.gated_delta_layer(
+                x(1, ROWS, channels),
+                *[x(1, ROWS, heads)] * 2,
+                x(channels, 4),
+                *[x(heads)] * 2,
+                key_heads=n,
+                key_dim=type(n)(8),
+                context=ctx,
+            )
+
+        def used(ctx, n):
+            ctx.use(ulysses.Sequences(1, 2 * ROWS, cu_seqlens=(type(n)(0), n, type(n)(2 * ROWS))))
+            return attention()(ctx)
+
+        for call in (
+            lambda ctx, n: ulysses.halo(x(1, ROWS, 3), n, context=ctx),
+            lambda ctx, n: ulysses.halo_backward(x(1, 2, 3), n, x(1, ROWS, 3), context=ctx),
+            layer,
+            delta_layer,
+            used,
+        ):
+            contexts(2, lambda ctx, call=call: call(ctx, (2, np.int64(2))[ctx.rank]))
+
     def test_backward_passes_of_different_calls(self):
         """The ranks' calls are alike, so plan, lengths and shapes do not tell them apart."""
         q, g = x(1, ROWS, 2, 4), x(1, ROWS, 2)

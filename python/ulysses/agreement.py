@@ -16,6 +16,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Callable, TypeVar
 
+import numpy as np
+
 from . import errors
 from .communicator import Communicator, gather_objects
 from .errors import CommError, InvalidArgument, UlyssesError
@@ -55,6 +57,7 @@ def agree(
     result: Any = None
     try:
         same, counts, result = prepare()
+        same = {name: plain(value) for name, value in same.items()}
     except Exception as e:
         if comm.size == 1:
             raise
@@ -136,6 +139,19 @@ def _class_for_peers(error: BaseException) -> type[UlyssesError]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
+
+
+def plain(x: Any) -> Any:
+    """Returns numbers of NumPy as numbers of Python, also in tuples, lists and dictionaries.
+
+    Equal numbers then have equal texts."""
+    if isinstance(x, np.generic):
+        return x.item()
+    if type(x) in (tuple, list):
+        return type(x)(plain(value) for value in x)
+    if type(x) is dict:
+        return {plain(name): plain(value) for name, value in x.items()}
+    return x
 
 
 def whole(operation: str, name: str, x: Any, least: int, most: int = (1 << 63) - 1) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library, _struct
-from .agreement import whole
+from .agreement import plain, whole
 from .errors import InvalidArgument
 from .layout import Layout
 
@@ -42,8 +42,8 @@ class Sequences:
 
     def __post_init__(self) -> None:
         for name in ("cu_seqlens", "kv_cu_seqlens"):
-            if isinstance(getattr(self, name), list):  # a context looks batches up by their hash
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+            if isinstance(cu := getattr(self, name), (list, tuple)):  # contexts compare hashes
+                object.__setattr__(self, name, tuple(map(plain, cu)))
 
     def __repr__(self) -> str:
         """Describes lengths and documents in one line.
