@@ -288,6 +288,24 @@ class Patterns(unittest.TestCase):
         with self.assertRaisesRegex(ulysses.InvalidArgument, "for 3 heads"):
             patterns.from_layout(mask, 3)
 
+    def test_numbers_that_ctypes_would_cut(self):
+        patterns, large = ulysses.patterns, (1 << 64) + 2
+        for name, call in (
+            ("heads", lambda: patterns.dense(large, 4)),
+            ("blocks", lambda: patterns.dense(1, large)),
+            (
+                "a number of blocks 4294967300",
+                lambda: patterns.fixed(1, 8, num_local_blocks=(1 << 32) + 4),
+            ),
+            ("a number of blocks", lambda: patterns.bigbird(1, 8, num_global_blocks=large)),
+            ("seed", lambda: patterns.bigbird(1, 8, seed=large)),
+            ("layer", lambda: patterns.variable(1, 8, layer=large)),
+            ("index or size", lambda: patterns.variable(1, 8, local_window_blocks=[large])),
+            ("index or size", lambda: patterns.bslongformer(1, 8, global_block_indices=[large])),
+        ):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, name):
+                call()
+
     def test_configuration(self):
         """The key sparse_attention of DeepSpeed gives the mask of its mode's function."""
         patterns = ulysses.patterns

@@ -28,10 +28,12 @@ from typing import Any
 import numpy as np
 
 from . import _library, _struct
+from .agreement import whole
 from .errors import InvalidArgument
 
 _ATTENTION = {"unidirectional": 1, "bidirectional": 2}
 _reported: set[str] = set()  # warnings that were given
+_INT32 = (1 << 31) - 1
 
 
 def _report(kind: str, heads: int, blocks: int, dropped: int) -> None:
@@ -56,15 +58,16 @@ def _above(blocks: int, spans: Iterable[tuple[int, int]]) -> int:
     return int(np.triu(upstream, 1).sum())
 
 
-def _count(n: int) -> int:
+def _count(n: Any) -> int:
     """Returns a number as the library takes it, where 0 means the default and -1 none."""
-    return -1 if n == 0 else n
+    return whole("ulysses.patterns", "a number of blocks", n, 0, _INT32) or -1
 
 
 def _list(values: Sequence[int] | None) -> Any:
     if values is None:
         return None
-    array = (ctypes.c_int64 * len(values))(*values)
+    numbers = [whole("ulysses.patterns", "the index or size of blocks", n, 0) for n in values]
+    array = (ctypes.c_int64 * len(numbers))(*numbers)
     return ctypes.cast(array, ctypes.POINTER(ctypes.c_int64))
 
 
@@ -75,10 +78,10 @@ def _mask(
         raise InvalidArgument(
             f"ulysses.patterns: attention {attention!r}; give one of {', '.join(_ATTENTION)}"
         )
-    if heads < 1 or blocks < 1:
-        raise InvalidArgument(
-            f"ulysses.patterns: {heads} heads and {blocks} blocks; give 1 or more of each"
-        )
+    for name, n in (("heads", heads), ("blocks", blocks)):
+        whole("ulysses.patterns", name, n, 1)
+    for name in more.keys() & {"seed", "layer"}:
+        more[name] = whole("ulysses.patterns", name, more[name], -(1 << 63))
     described = _struct.BlockPattern(
         pattern=pattern, attention=_ATTENTION[attention], per_head=int(per_head), **more
     )
@@ -114,7 +117,7 @@ def fixed(
         local=_count(num_local_blocks),
         horizontal=int(horizontal_global_attention),
         global_patterns=_count(num_different_global_patterns),
-        **{"global": num_global_blocks or -1},
+        **{"global": _count(num_global_blocks)},
     )
     if attention == "unidirectional":
         n, g = num_local_blocks, num_global_blocks
