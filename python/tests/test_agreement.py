@@ -282,7 +282,14 @@ ENTRIES = {
     ),
     "reduce_sequence_parallel_loss": (
         loss(),
-        [loss(gradients="mean"), loss(value="much"), loss(gradients="summed")],
+        [
+            loss(gradients="mean"),
+            loss(value="much"),
+            loss(gradients="summed"),
+            loss(count=-1),
+            loss(count=2.5),
+            loss(count=(1 << 64) + 3),
+        ],
     ),
     "shard": (shard(), [shard({}), shard({"input_ids": x(3, dtype=np.int64)})]),
 }

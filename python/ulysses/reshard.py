@@ -403,15 +403,16 @@ def reduce_sequence_parallel_loss(
             )
         try:
             float(loss.detach() if is_torch(loss) else loss)
-            whole = float(num_valid_tokens).is_integer()
+            fits = float(num_valid_tokens).is_integer() and 0 <= int(num_valid_tokens) <= 1 << 52
         except (TypeError, ValueError, RuntimeError, OverflowError) as e:
             raise InvalidArgument(
                 f"{operation}: loss {loss!r}, num_valid_tokens {num_valid_tokens!r}; give one "
                 "number for each"
             ) from e
-        if not whole:
+        if not fits:
             raise InvalidArgument(
-                f"{operation}: num_valid_tokens {num_valid_tokens!r}; give a whole number"
+                f"{operation}: num_valid_tokens {num_valid_tokens!r}; give a whole number from 0 "
+                "to 2^52"
             )
         return {"gradients": gradients}, (), None
 
