@@ -51,10 +51,7 @@ func TestCUDAMPI(t *testing.T) {
 				t.Fatal(err)
 			}
 			name := w.name + ", " + s.Name
-			watch := time.AfterFunc(100*time.Second, func() {
-				fmt.Printf("rank %d: %s hangs\n", world.Rank(), name)
-				world.Abort(status.Comm, "hangs")
-			})
+			watch := comm.AbortHanging(world, name, 100*time.Second)
 			err = suiteOnGPU(host, w.kind, w.chunk, s.Run)
 			if err != nil {
 				// print at once: other ranks may be waiting
@@ -82,19 +79,24 @@ func onEmulatedRanks(t *testing.T, n int, setting, value string, f func(d *cuda.
 		}
 		return
 	}
-	world, err := comm.World()
-	if err != nil {
-		t.Fatal(err)
-	}
-	host, err := world.Split(0, world.Rank())
-	if err != nil {
-		t.Fatal(err)
-	}
+	world, host := hostRanks(t)
 	if err := onGPU(host, "ipc", f); err != nil {
 		fmt.Printf("rank %d: %v\n", world.Rank(), err) // at once: other ranks may be waiting
 		t.Fail()
 		world.Abort(status.Of(err), "a rank has failed")
 	}
+}
+
+// hostRanks returns the ranks, and a communicator of them that a device's communicator closes.
+func hostRanks(t *testing.T) (world, host comm.Comm) {
+	world, err := comm.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host, err = world.Split(0, world.Rank()); err != nil {
+		t.Fatal(err)
+	}
+	return world, host
 }
 
 // TestCUDALateEvents checks that hosts may enqueue calls ahead of their GPUs if a wait for an event
@@ -231,11 +233,7 @@ func TestCUDAMessageFails(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		watch := time.AfterFunc(20*time.Second, func() {
-			fmt.Printf("rank %d hangs\n", c.Rank())
-			c.Abort(status.Comm, "hangs")
-		})
-		defer watch.Stop()
+		defer comm.AbortHanging(c, "a message", 20*time.Second).Stop()
 		wrong := tensor.OfFloat32(make([]float32, 5), 1, 5)
 		wrong.Where = tensor.CUDA
 		for round := range 3 {
@@ -276,23 +274,12 @@ func TestCUDAPinnedMemory(t *testing.T) {
 		onEmulatedRanks(t, 3, "ULYSSES_EMULATED_SHARED", "1", nil)
 		return
 	}
-	world, err := comm.World()
-	if err != nil {
-		t.Fatal(err)
-	}
-	host, err := world.Split(0, world.Rank())
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch := time.AfterFunc(20*time.Second, func() {
-		fmt.Printf("rank %d hangs\n", world.Rank())
-		world.Abort(status.Comm, "hangs")
-	})
-	defer watch.Stop()
+	world, host := hostRanks(t)
+	defer comm.AbortHanging(world, "the test of events", 20*time.Second).Stop()
 	if world.Rank() == 1 {
 		t.Setenv("ULYSSES_EMULATED_PINNED", "500000")
 	}
-	err = onGPU(host, "ipc", func(*cuda.Device, *cuda.Comm) error { return nil })
+	err := onGPU(host, "ipc", func(*cuda.Device, *cuda.Comm) error { return nil })
 	if status.Of(err) != status.OutOfMemory || !strings.HasPrefix(err.Error(), "rank 1: pinned memory: ") {
 		t.Errorf("rank %d: %v", world.Rank(), err)
 	}

@@ -61,14 +61,18 @@ func startProgram(t *testing.T, n int, program ...string) (output string, err er
 	return string(out), err
 }
 
+// AbortHanging ends all ranks after a time, unless the timer is stopped.
+func AbortHanging(c Comm, what string, after time.Duration) *time.Timer {
+	return time.AfterFunc(after, func() {
+		fmt.Printf("rank %d: %s hangs\n", c.Rank(), what)
+		c.Abort(status.Comm, "hangs")
+	})
+}
+
 // mpiRun runs f on all ranks. An error is printed at once, because other ranks may be waiting for
 // this one; then the timer ends the job.
 func mpiRun(t *testing.T, w Comm, name string, f func(Comm) error) {
-	watch := time.AfterFunc(100*time.Second, func() {
-		fmt.Printf("rank %d: %s hangs\n", w.Rank(), name)
-		w.Abort(status.Comm, "hangs")
-	})
-	defer watch.Stop()
+	defer AbortHanging(w, name, 100*time.Second).Stop()
 	err := f(w)
 	if err != nil {
 		fmt.Printf("rank %d: %s: %v\n", w.Rank(), name, err)
