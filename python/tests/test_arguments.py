@@ -109,6 +109,20 @@ class WrongArguments(unittest.TestCase):
             batch(ulysses.Sequences(1, 8, None, (0, 3, 8))),
         )
 
+    def test_starts_of_documents(self):
+        """Lists, arrays and tensors of the same numbers are the same documents."""
+        same = ulysses.Sequences(1, 8, 8, (0, 3, 8), (0, 3, 8))
+        kinds = [list, np.array, lambda cu: np.array(cu, np.int32)]
+        if torch is not None:
+            kinds += [torch.tensor, lambda cu: torch.tensor(cu, dtype=torch.int32)]
+        for kind in kinds:
+            given = ulysses.Sequences(1, 8, 8, kind([0, 3, 8]), kind([0, 3, 8]))
+            self.assertEqual((given, hash(given), repr(given)), (same, hash(same), repr(same)))
+        self.assertEqual(ulysses.Sequences(1, 8, None, range(0, 9, 4)).cu_seqlens, (0, 4, 8))
+        for cu in ([[0, 3, 8]], np.array([0.0, 2.5, 8.0]), np.array([[0, 3, 8]]), 8, "038"):
+            for place in ({"cu_seqlens": cu}, {"kv_cu_seqlens": cu}):
+                self.refuse(next(iter(place)), lambda p=place: ulysses.Sequences(1, 8, 8, **p))
+
     @need_torch
     def test_tiles(self):
         x = torch.ones(1, 4, 2, requires_grad=True)

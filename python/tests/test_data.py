@@ -225,6 +225,11 @@ class Shard(unittest.TestCase):
         self.assertEqual((m["h"].dtype, tuple(m["h"].shape)), (torch.bfloat16, (1, 3, 2)))
         self.assertEqual(m["flag"].tolist(), [[True, True, True]])
 
+    def test_fractions_in_cu_seqlens(self):
+        bad = {"input_ids": ids([1, 2, 3]), "cu_seqlens": [0, 1.5, 3]}
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "cu_seqlens .*1.5.*whole numbers"):
+            list(ulysses.shard(bad, None))
+
     def test_one_wrong_batch_raises_on_all_ranks(self):
         bad = {"input_ids": ids([1, 2, 3]), "cu_seqlens": [0, 2]}
 

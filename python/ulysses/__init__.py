@@ -66,7 +66,7 @@ from .local import (
 )
 from .options import alibi_slopes
 from .parallel_state import ParallelState, sequence_groups
-from .plan import Batch, DeltaPlan, Plan, Sequences
+from .plan import Batch, DeltaPlan, Plan
 from .projections import async_ulysses_output_projection, async_ulysses_qkv_projection
 from .reshard import (
     gather_heads_scatter_seq,
@@ -74,6 +74,7 @@ from .reshard import (
     gather_seq_scatter_heads_qkv,
     reduce_sequence_parallel_loss,
 )
+from .sequences import Sequences
 from .tiled import Whole, tiled_compute, tiles
 from .tokens import gather_tokens, local_tokens
 from .transformers import (

@@ -8,7 +8,8 @@ from typing import Any
 from . import _library, _struct
 from .agreement import flag, whole
 from .errors import InvalidArgument
-from .plan import AttentionOptions, DeltaOptions, Sequences
+from .plan import AttentionOptions, DeltaOptions
+from .sequences import Sequences
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}

@@ -17,7 +17,8 @@ from ._eager import eager
 from .agreement import in_order
 from .context import Context
 from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences
+from .plan import Batch, Plan
+from .sequences import Sequences
 from .tensors import block, dense, dtype_of, empty, is_torch, stream_of, view
 
 

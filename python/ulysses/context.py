@@ -15,7 +15,8 @@ from .communicator import MPI, Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
 from .library_ranks import LibraryRanks
-from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan, Sequences
+from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan
+from .sequences import Sequences
 
 # Batches that a context keeps. The number is the same on all ranks, because making a batch is
 # collective.
@@ -355,9 +356,8 @@ class Context:
         if found is None:
             found = self._batches[sequences] = Batch(self, sequences)
             if len(self._batches) > BATCHES:
-                self._batches.popitem(
-                    last=False
-                )  # calls that still need their backward pass own it
+                # Calls that still need their backward pass own the batch.
+                self._batches.popitem(last=False)
         else:
             self._batches.move_to_end(sequences)
         return found

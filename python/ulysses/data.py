@@ -21,7 +21,7 @@ from .context import Context, current
 from .documents import document_starts
 from .errors import CommError, InvalidArgument
 from .layout import Layout
-from .plan import Sequences
+from .sequences import Sequences
 from .tensors import dense, is_torch
 
 IGNORED = -100  # the label of a token without loss

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidArgument
+from .sequences import starts_of
 
 
 def document_starts(
@@ -27,7 +28,7 @@ def document_starts(
     starts[:, 0] = True
     positions = _text_positions(batch, dims, b, s)
     if batch.get("cu_seqlens") is not None:
-        cu = np.asarray(batch["cu_seqlens"], np.int64).reshape(-1)
+        cu = np.asarray(starts_of("cu_seqlens", np.asarray(batch["cu_seqlens"]).reshape(-1)))
         if (
             len(cu) < 2
             or cu[0] != 0

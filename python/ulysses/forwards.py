@@ -25,7 +25,7 @@ from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .model_call import KEY, Forward, cache_of, entered, inside, running_again
 from .packing import ShardPositions, check_tokens, sequences_of
-from .plan import Sequences
+from .sequences import Sequences
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from . import _struct
 from .communicator import Communicator
 from .errors import Unsupported
-from .plan import Sequences
+from .sequences import Sequences
 from .tensors import view
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ._eager import eager
 from .context import Context
 from .errors import Unsupported
-from .plan import Sequences
+from .sequences import Sequences
 
 KEY = "ulysses_forward"  # keyword under which layers receive the Forward of their model's call
 # The argument of a model or layer that has its cache, in the versions of transformers.

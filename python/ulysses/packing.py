@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
-from .plan import Sequences
+from .sequences import Sequences
 
 
 @dataclass

@@ -8,65 +8,16 @@ both.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _library, _struct
-from .agreement import plain, whole
+from .agreement import whole
 from .errors import InvalidArgument
 from .layout import Layout
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Lengths and documents of the sequences of a batch, equal on all ranks.
-
-    Attributes:
-        batch: number of sequences
-        seq: tokens of each sequence, over all ranks
-        kv_seq: keys of each sequence, for cross-attention; None = seq
-        cu_seqlens: the start of each document over batch*seq tokens, then batch*seq;
-            None = each sequence is one document
-        kv_cu_seqlens: the same for the keys
-    """
-
-    batch: int
-    seq: int
-    kv_seq: int | None = None
-    cu_seqlens: tuple[int, ...] | None = None
-    kv_cu_seqlens: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("cu_seqlens", "kv_cu_seqlens"):
-            if isinstance(cu := getattr(self, name), (list, tuple)):  # contexts compare hashes
-                object.__setattr__(self, name, tuple(map(plain, cu)))
-
-    def __repr__(self) -> str:
-        """Describes lengths and documents in one line.
-
-        Of many documents it has the first 8 starts, their number and a digest, so that ranks can
-        compare the texts.
-        """
-
-        def short(cu: tuple[int, ...] | None) -> str:
-            if cu is None or len(cu) <= 9:
-                return repr(cu)
-            digest = hashlib.blake2b(repr(cu).encode(), digest_size=8).hexdigest()
-            return f"({', '.join(map(str, cu[:8]))}, ... {len(cu)} in all, {digest})"
-
-        if "_text" not in self.__dict__:
-            text = (
-                f"{self.batch} sequences of {self.seq} tokens"
-                + (f" and {self.kv_seq} keys" if self.kv_seq is not None else "")
-                + (f", cu_seqlens {short(self.cu_seqlens)}" if self.cu_seqlens else "")
-                + (f", kv_cu_seqlens {short(self.kv_cu_seqlens)}" if self.kv_cu_seqlens else "")
-            )
-            object.__setattr__(self, "_text", text)
-        return self.__dict__["_text"]
+from .sequences import Sequences, starts_of
 
 
 class _Owned:
@@ -379,17 +330,14 @@ class Batch(_Owned):
 
 
 def _cu_seqlens(name: str, given: Sequence[int] | None, batch: int) -> tuple[int, ...] | None:
-    """Returns document starts as a tuple of whole numbers.
+    """Returns document starts as a tuple.
 
-    Raises InvalidArgument for fractions, which would otherwise be rounded to the start of another
-    document, and for a length that is not a multiple of batch.
+    Raises InvalidArgument unless they are whole numbers, and for a length that is not a multiple of
+    batch.
     """
     if given is None:
         return None
-    try:
-        cu = tuple(operator.index(x) for x in given)
-    except TypeError:
-        cu = ()
+    cu = starts_of(name, given)
     if len(cu) < 2 or cu[-1] % max(1, batch) or not 0 <= min(cu) <= max(cu) <= cu[-1] < 1 << 63:
         raise InvalidArgument(
             f"ulysses: {name} {given!r} of {batch} sequences; give whole numbers from 0 to the "
