@@ -99,7 +99,8 @@ mpi-shim:
 # does not link MPI: in a host that uses MPI it opens lib/libulysses_mpi_*.so.
 ABI := 0
 VERSION := $(shell cat internal/version/VERSION)
-EXPORTS := -Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)
+# The linker splits its flags at spaces, and the path of this folder may have some.
+EXPORTS := \"-Wl,--version-script=$(CURDIR)/capi/ulysses.map\" -Wl,-soname,libulysses.so.$(ABI)
 # $(call LIBRARY,linker flags,file) builds the library.
 LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS) $(1)" -o $(2) ./capi
 lib:
@@ -115,7 +116,7 @@ lib:
 GLIBC ?= 2.28
 portable: lib .venv/link
 	@mkdir -p build/portable && rm -f build/portable/*
-	GLIBC=$(GLIBC) $(call LIBRARY,-extld $(CURDIR)/scripts/link.sh -extldflags '$(EXPORTS)',build/portable/libulysses.so)
+	GLIBC=$(GLIBC) $(call LIBRARY,-extld '\"$(CURDIR)/scripts/link.sh\"' -extldflags '$(EXPORTS)',build/portable/libulysses.so)
 	@rm -f build/portable/libulysses.h && for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || cp "$$f" build/portable/; done
 
 .venv/link: tools/link.txt
@@ -172,7 +173,7 @@ cuda-races-build:
 # The conformance suite on the emulated plug-in, with a check for accesses that no barrier orders.
 # It takes an hour. CASES='GatedDelta|Conv1d' runs only these.
 cuda-races: cuda-races-build
-	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$|^TestConformanceOf($(or $(CASES),Warpgroups))$$'
+	ULYSSES_CUDA_PLUGIN="$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so" $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$|^TestConformanceOf($(or $(CASES),Warpgroups))$$'
 
 # The conformance suite on the emulated plug-in, which stops at accesses outside of an array's
 # memory. It takes five minutes.
@@ -183,8 +184,8 @@ cuda-guards: cuda-emulated
 # It also looks for races in shared memory. It takes ten minutes. CASES='GatedDelta|Conv1d' runs
 # only these. cuda-instructions-jobs runs the training jobs of the tests in the same way, in a
 # quarter of an hour.
-INTERPRETED := ULYSSES_EMULATED_RACES=1 ULYSSES_EMULATED_PTX=$(CURDIR)/build/cuda/ptx/kernels \
-  ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/libulysses_cuda_emulated.so
+INTERPRETED := ULYSSES_EMULATED_RACES=1 ULYSSES_EMULATED_PTX="$(CURDIR)/build/cuda/ptx/kernels" \
+  ULYSSES_CUDA_PLUGIN="$(CURDIR)/build/cuda/libulysses_cuda_emulated.so"
 cuda-instructions: cuda cuda-emulated
 	$(INTERPRETED) $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance.*$$/^($(or $(CASES),.*))$$'
 cuda-instructions-jobs: cuda cuda-emulated

@@ -162,8 +162,8 @@ func TestHostLeavesItsFolder(t *testing.T) {
 	}
 }
 
-// `make install` works for folders with spaces and relative to the sources, and the flags of its
-// pkg-config file work in every folder.
+// `make install` works for folders with spaces, also of the sources, and relative to the sources,
+// and the flags of its pkg-config file work in every folder.
 func TestInstall(t *testing.T) {
 	need.Tool(t, "pkg-config", "run make deps-test")
 	built(t)
@@ -180,8 +180,12 @@ func TestInstall(t *testing.T) {
 	output(t, time.Minute, nil, "sh", "-c", `eval "gcc -std=c11 -o '$0' testdata/host.c $1 -lm"`, exe,
 		strings.TrimSpace(flags))
 	output(t, time.Minute, []string{"LD_LIBRARY_PATH=" + filepath.Join(prefix, "lib")}, exe, "attention")
-	staged := filepath.Join(folder, "a stage")
-	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix, "DESTDIR="+staged)
+	staged, sources := filepath.Join(folder, "a stage"), filepath.Join(folder, "our sources")
+	if err := os.Symlink(root(t), sources); err != nil {
+		t.Fatal(err)
+	}
+	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix, "DESTDIR="+staged,
+		"CURDIR="+sources)
 	for _, file := range []string{"lib/libulysses.so.0", "lib/pkgconfig/ulysses.pc", "include/ulysses.h",
 		"share/doc/ulysses/LICENSE"} {
 		if _, err := os.Stat(filepath.Join(staged, prefix, file)); err != nil {

@@ -17,7 +17,7 @@ rm -rf "$work" "$work.tar.gz"
 mkdir -p "$work"/{bin,lib/pkgconfig,include,share/doc/ulysses,wheel}
 # The programs are linked to the symbols of an older glibc, too (scripts/link.sh). netgo: without
 # the resolver of glibc.
-stamp="-X ulysses/internal/version.commit=$commit -linkmode external -extld $PWD/scripts/link.sh"
+stamp="-X ulysses/internal/version.commit=$commit -linkmode external -extld '\"$PWD/scripts/link.sh\"'"
 $go build -ldflags "-s -w $stamp" -tags mpi,netgo -o "$work/bin/ulysses-mpi" ./cmd/ulysses-mpi
 $go build -ldflags "-s -w $stamp" -tags netgo -o "$work/bin/ulysses-local" ./cmd/ulysses-mpi
 cp capi/ulysses.h "$work/include/"
