@@ -2,6 +2,8 @@ package cuda
 
 import (
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/testkit/cudatest"
+	"ulysses/testkit/need"
 )
 
 // TestWarpgroupRefusals: calls that the kernels do not support fail with the reason, also if
@@ -81,5 +84,47 @@ func TestWarpgroupProducts(t *testing.T) {
 		if strings.Contains(line, "serialized") || strings.Contains(line, "setmaxnreg") {
 			t.Error(strings.TrimSpace(line))
 		}
+	}
+}
+
+var registers = regexp.MustCompile(`%(?:f|r|rd)\d+`)
+
+// TestProductsAreFenced: in the compiler's output, nothing writes a register of a product between
+// wgmma.fence and the end of the product's group. The compiler may move such a write over the
+// fence, and the hardware does not wait for it. Neither the emulator nor the interpreter of
+// instructions sees that.
+func TestProductsAreFenced(t *testing.T) {
+	text, err := os.ReadFile(need.File(t, "../build/cuda/ptx/kernels/attention_wgmma.ptx", "run make cuda"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var used, written []string // registers between a fence and the end of the group
+	fenced, products := false, 0
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		switch found := registers.FindAllString(line, -1); {
+		case strings.HasPrefix(line, "wgmma.fence."):
+			fenced, used, written = true, nil, nil
+		case strings.Contains(line, "wgmma.mma_async."):
+			if products++; !fenced {
+				t.Errorf("a product without a fence: %s", line)
+			}
+			_, operands, _ := strings.Cut(line, "wgmma.mma_async.")
+			used = append(used, registers.FindAllString(operands, -1)...)
+		case strings.HasPrefix(line, "wgmma.commit_group."):
+			for _, r := range written {
+				if slices.Contains(used, r) && !strings.HasPrefix(r, "%rd") { // descriptors are read at issue
+					t.Errorf("%s is written between a fence and its product", r)
+				}
+			}
+			fenced = false
+		case fenced && (strings.HasPrefix(line, "$") || strings.HasPrefix(line, "bra")):
+			t.Errorf("a branch between a fence and the end of a group: %s", line)
+		case fenced && len(found) > 0:
+			written = append(written, found[0])
+		}
+	}
+	if products < 100 {
+		t.Errorf("%d products", products)
 	}
 }
