@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"os"
@@ -133,7 +134,7 @@ func newBatch(o *Options) (*batch, error) {
 // further options of sbatch, and the number of restarts.
 func (s *sbatchOptions) batch(program, job, out string, sets, more []string, restarts int) *batch {
 	b := &batch{Name: quoteForSlurm(strings.TrimSuffix(filepath.Base(job), ".toml")), Time: s.time, Array: s.array,
-		Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1), GPUs: s.gpus, CPUs: s.cpus,
+		Log: "%x-%j.log", Nodes: s.nodes, Tasks: cmp.Or(s.tasks, s.gpus, 1), GPUs: s.gpus, CPUs: s.cpus,
 		Before: signalBefore, Restarts: restarts, Program: quoteForScript(program),
 		Job: quoteForScript(job)}
 	for _, word := range more {

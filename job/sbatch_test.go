@@ -161,6 +161,8 @@ func TestSbatchFaults(t *testing.T) {
 	}{
 		{[]string{"--nodes", "2", "--gpus-per-node", "4", "-o", script}, status.OK, "submit it with: sbatch " + script},
 		{[]string{"-o", script}, status.IO, "exists; name another file with -o"},
+		{[]string{"--gpus-per-node", "8", "--ntasks-per-node", "4"}, status.OK,
+			"\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=8\n"},
 		{[]string{"--nodes", "0"}, status.InvalidArgument, "--nodes 0: not a number of nodes"},
 		{[]string{"--time", "soon"}, status.InvalidArgument, "not a time of Slurm"},
 		{[]string{"--array", "a"}, status.InvalidArgument, "not a list of Slurm"},
