@@ -65,10 +65,11 @@ func (j *Job) asWritten(text string) string {
 }
 
 // valueShown returns the value of a key for files that users share: a path with variables as it
-// was written, any other path as it is used.
+// was written, any other value as it is used. Other keys than paths have no variables; a word in
+// them may be equal to the value of one.
 func (j *Job) valueShown(f *field) any {
 	v := reflect.ValueOf(j).Elem().FieldByIndex(f.index)
-	written := j.written[f.key]
+	written, isPath := j.written[f.key], f.tag.Get("path") != ""
 	one := func(i int, value string) string {
 		if i < len(written) && written[i] != "" {
 			return written[i]
@@ -78,8 +79,14 @@ func (j *Job) valueShown(f *field) any {
 	}
 	switch x := v.Interface().(type) {
 	case string:
+		if !isPath {
+			return x
+		}
 		return one(0, x)
 	case []string:
+		if !isPath {
+			return x
+		}
 		list := slices.Clone(x)
 		for i := range list {
 			list[i] = one(i, list[i])
