@@ -24,3 +24,16 @@ func TestVariableInOtherKeys(t *testing.T) {
 		t.Errorf("the resolved job:\n%s", text)
 	}
 }
+
+// A date in a table without fixed keys is written as TOML has it.
+func TestDateInTable(t *testing.T) {
+	for _, date := range []string{"2024-01-31", "2024-01-31T08:30:00Z", "08:30:00"} {
+		j, err := parse(base, "model.new.transformers_version="+date)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := j.Resolved(1); !strings.Contains(text, "transformers_version = "+date+"  # by --set\n") {
+			t.Errorf("%s: %s", date, text)
+		}
+	}
+}

@@ -5,13 +5,19 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/BurntSushi/toml"
 )
 
 // TOML formats a value for a job file; a table is written inline.
 func TOML(x any) string {
-	switch v := reflect.ValueOf(x); v.Kind() {
+	v := reflect.ValueOf(x)
+	kind := v.Kind()
+	if _, ok := x.(time.Time); ok { // a struct, and a value of TOML
+		kind = reflect.Invalid
+	}
+	switch kind {
 	case reflect.Map:
 		table, ok := x.(map[string]any)
 		if !ok {
