@@ -88,6 +88,9 @@ var conflicts = []rule{
 		"set together with eval.path; remove one (--set eval.split=0 or --set eval.path=[])"},
 	{"data.source", func(j *Job) bool { return len(j.Data.Source) > 0 && len(j.Data.Path) > 0 },
 		"data.path is set as well; name all files in [[data.source]]"},
+	{"data.source", func(j *Job) bool {
+		return slices.ContainsFunc(j.Data.Source, func(s data.SourceConfig) bool { return len(s.Path) == 0 })
+	}, "a table has an empty path; name its files"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Source) > 0 },
 		"documents cannot be held out of data.source; name files to evaluate on with eval.path"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.trainFiles()) == 0 && j.IsModelJob() },
@@ -102,6 +105,9 @@ var conflicts = []rule{
 			return bad
 		})
 	}, "each table needs a name of its own, of letters, digits, \".\", \"-\" and \"_\", which the keys of metrics.jsonl have"},
+	{"eval.set", func(j *Job) bool {
+		return slices.ContainsFunc(j.Eval.Set, func(s data.EvalSetConfig) bool { return len(s.Path) == 0 })
+	}, "a table has an empty path; name its files"},
 	{"eval.metric", func(j *Job) bool {
 		return j.Eval.Metric != "" &&
 			!slices.ContainsFunc(j.Eval.Set, func(s data.EvalSetConfig) bool { return s.Name == j.Eval.Metric })

@@ -32,6 +32,7 @@ func TestSources(t *testing.T) {
 	}
 	for src, want := range map[string]string{
 		"[[data.source]]\nweight = 1\n":                                                            ":3: data.source.path: missing; each table [[data.source]] needs it",
+		"[[data.source]]\npath = \"b.txt\"\n[[data.source]]\npath = []\n":                          ":3: data.source: a table has an empty path; name its files",
 		"[[data.source]]\npath = \"a.txt\"\nweight = 0\n":                                          ":3: data.source.weight = 0: must be above 0",
 		"[[data.source]]\npath = \"a.txt\"\n[[data.source]]\npath = \"b.txt\"\nweight = 1.5e308\n": ":3: data.source.weight = 1.5e+308: must be at most 1e300",
 		"[[data.source]]\npath = \"a.txt\"\nwieght = 1\n":                                          ":3: data.source.wieght: unknown key; the keys of [[data.source]] are path, weight, format",
@@ -75,6 +76,7 @@ func TestEvalSets(t *testing.T) {
 		"[[eval.set]]\npath = \"a.txt\"\n":                 ":5: eval.set.name: missing; each table [[eval.set]] needs it",
 		"[[eval.set]]\nname = \"a\"\n":                     ":5: eval.set.path: missing",
 		"[[eval.set]]\nname = \"a/b\"\npath = \"a.txt\"\n": ":5: eval.set: each table needs a name of its own, of letters, digits",
+		one + "[[eval.set]]\nname = \"b\"\npath = []\n":    ":5: eval.set: a table has an empty path; name its files",
 		one + one:                           ":5: eval.set: each table needs a name of its own",
 		one + "[eval]\npath = \"b.txt\"\n":  ":5: eval.set: set together with eval.path or eval.split",
 		one + "[eval]\nsplit = 0.1\n":       ":5: eval.set: set together with eval.path or eval.split",
