@@ -308,12 +308,15 @@ func TestFolder(t *testing.T) {
 		t.Errorf("%d records, %v", len(ranks), err)
 	}
 	damaged := t.TempDir()
-	if err := os.WriteFile(filepath.Join(damaged, verdictFile), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Find(damaged); err == nil || !strings.Contains(err.Error(), verdictFile+" is damaged") ||
-		!strings.Contains(err.Error(), "; remove it") {
-		t.Error(err)
+	for text, want := range map[string]string{"{": "", `{"culprits": [{"rank": 0}]}`: "it names rank 0 of 0 ranks",
+		`{"ranks": [{"rank": 0}], "culprits": [{"rank": -1}]}`: "it names rank -1 of 1 ranks"} {
+		if err := os.WriteFile(filepath.Join(damaged, verdictFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Find(damaged); err == nil || !strings.Contains(err.Error(), verdictFile+" is damaged: "+want) ||
+			!strings.Contains(err.Error(), "; remove it") {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 	// A record that somebody truncates does not end the run.
 	if err := os.Truncate(File(old, 1), 0); err != nil {

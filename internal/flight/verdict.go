@@ -20,7 +20,13 @@ func Find(dir string) (*Diagnosis, error) {
 	text, err := os.ReadFile(filepath.Join(dir, verdictFile))
 	if err == nil && len(text) > 0 {
 		d := new(Diagnosis)
-		if err := json.Unmarshal(text, d); err != nil {
+		err := json.Unmarshal(text, d)
+		for _, x := range d.Culprits { // callers look up its rank
+			if err == nil && (x.Rank < 0 || x.Rank >= len(d.Ranks)) {
+				err = fmt.Errorf("it names rank %d of %d ranks", x.Rank, len(d.Ranks))
+			}
+		}
+		if err != nil {
 			return nil, status.Errorf(status.IO, "%s is damaged: %w; remove it, and the records of the ranks are compared",
 				filepath.Join(dir, verdictFile), err)
 		}
