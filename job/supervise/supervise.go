@@ -54,7 +54,8 @@ var (
 const sameMoment = 200 * time.Millisecond
 
 // Run runs the job and returns its exit code: that of the last attempt, or status.Preempted if a
-// signal came before the next one. An error means that the launcher could not be started.
+// signal came before the first or the next one. An error means that the launcher could not be
+// started.
 func Run(o Options) (code int, err error) {
 	c, again := newCluster(), o
 	for attempt := 0; ; attempt++ {
@@ -62,7 +63,11 @@ func Run(o Options) (code int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if attempt > 0 && o.waiting() {
+		switch waiting := o.waiting(); {
+		case waiting && attempt == 0:
+			o.Log("a signal has come: the job is not started; run the same command again to start it")
+			return int(status.Preempted), nil
+		case waiting:
 			o.Log("a signal has come: the job is not started again; run the same command again to resume it")
 			return int(status.Preempted), nil
 		}
@@ -104,8 +109,8 @@ func Run(o Options) (code int, err error) {
 	}
 }
 
-// waiting reports whether a signal has come between two attempts, and takes it. A launcher that has
-// just been started has no handler yet, and would be killed by it.
+// waiting reports whether a signal has come before an attempt, and takes it. A launcher that has just
+// been started has no handler yet, and would be killed by it.
 func (o *Options) waiting() bool {
 	select {
 	case <-o.Signals:

@@ -62,3 +62,21 @@ func TestSignalBetweenAttempts(t *testing.T) {
 		t.Errorf("the launcher was started again: %v", err)
 	}
 }
+
+// A signal that comes before the first launcher, as while scontrol lists the nodes, ends the
+// supervision as well, with the exit code with which a batch script queues the job again.
+func TestSignalBeforeFirstAttempt(t *testing.T) {
+	started := filepath.Join(t.TempDir(), "started")
+	signals := make(chan os.Signal, 8)
+	signals <- syscall.SIGTERM
+	log := ""
+	code, err := Run(Options{Launcher: []string{"sh", "-c", `: > "$0"; sleep 5`}, Program: []string{started},
+		Records: t.TempDir(), Stdout: os.Stdout, Stderr: os.Stderr, Log: func(text string) { log += text },
+		Signals: signals})
+	if code != int(status.Preempted) || err != nil || !strings.Contains(log, "the job is not started;") {
+		t.Errorf("exit %d, %v: %s", code, err, log)
+	}
+	if _, err := os.Stat(started); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the launcher was started: %v", err)
+	}
+}
