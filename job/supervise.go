@@ -59,7 +59,8 @@ func superviseJob(o Options) error {
 	// the launcher.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(),
-		Records: filepath.Join(j.Output.Dir, flightFolder), Restarts: o.restarts, Again: restarts(j), Timeout: limit,
+		Records: filepath.Join(j.Output.Dir, flightFolder), Restarts: o.restarts, Again: restarts(j),
+		Fewer: onFewer(j), Timeout: limit,
 		Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
 		Log: func(text string) { log.Warn().Msg("supervise: " + text) }})
 	if err != nil || code == 0 {
@@ -86,6 +87,23 @@ func restarts(j *file.Job) func() (from string, options []string) {
 			return "the newest checkpoint", []string{"--set", "checkpoint.resume=auto"}
 		}
 		return fmt.Sprintf("where it began (checkpoint.resume = %q), because it has written no checkpoint", resume), nil
+	}
+}
+
+// onFewer returns the function supervise.Options.Fewer of a job: the program chooses the mesh. The
+// sequences of a step stay those of the mesh that the job names, which has as many replicas as its
+// ranks allow: a checkpoint of another number is refused.
+func onFewer(j *file.Job) func(before int) []string {
+	return func(before int) []string {
+		options := []string{"--set", "parallel.ulysses=0", "--set", "parallel.ring=0"}
+		whole := *j
+		if before < 1 || whole.Resolve(before) != nil {
+			return options
+		}
+		if n := whole.Mesh.GlobalBatch; n != j.SequencesOfStep() {
+			options = append(options, "--set", fmt.Sprintf("data.global_batch=%d", n))
+		}
+		return options
 	}
 }
 

@@ -96,11 +96,12 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 	good = good[:min(want, len(good))]
 	words := append(slices.Clone(o.Launcher), "--nodes="+strconv.Itoa(len(good)), "--nodelist="+strings.Join(good, ","))
 	program = o.Program
-	if n := c.tasks(o.Launcher, want); n > 0 { // otherwise srun takes the number of the allocation
+	n := c.tasks(o.Launcher, want)
+	if n > 0 { // otherwise srun takes the number of the allocation
 		words = append(words, "--ntasks="+strconv.Itoa(max(1, n*len(good)/want)))
 	}
 	if len(good) < want {
-		program = append(slices.Clone(program), "--set", "parallel.ulysses=0", "--set", "parallel.ring=0")
+		program = append(slices.Clone(program), o.Fewer(n)...)
 	}
 	o.Log(fmt.Sprintf("nodes: %s", strings.Join(good, ",")))
 	return words, program, nil

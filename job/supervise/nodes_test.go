@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ func TestNodes(t *testing.T) {
 	gone := &flight.Diagnosis{Culprits: []flight.Culprit{{Rank: 1, Host: "n2"}},
 		Ranks: []flight.Standing{{}, {Condition: flight.Gone}}}
 	late := &flight.Diagnosis{Culprits: gone.Culprits, Ranks: []flight.Standing{{}, {Condition: flight.Between}}}
-	mesh := " --set parallel.ulysses=0 --set parallel.ring=0"
+	fewer := func(before int) []string { return []string{fmt.Sprint("fewer than ", before)} }
 	for name, x := range map[string]struct {
 		launcher string
 		nodes    []string
@@ -31,13 +32,12 @@ func TestNodes(t *testing.T) {
 		"a late rank": {"srun --nodes=2", []string{"n1", "n2", "n3"}, late, nil,
 			"srun --nodes=2 --nodes=2 --nodelist=n1,n2 | p job"},
 		"a dead node": {"srun -n 12", []string{"n1", "n2", "n3"}, gone, map[string]string{"n2": "down*"},
-			"srun -n 12 --nodes=2 --nodelist=n1,n3 --ntasks=8 | p job" + mesh},
+			"srun -n 12 --nodes=2 --nodelist=n1,n3 --ntasks=8 | p job fewer than 12"},
 		"a dead node and a spare": {"/usr/bin/srun -N 2 -n 8", []string{"n1", "n2", "n3"}, late,
 			map[string]string{"n1": "drained"},
 			"/usr/bin/srun -N 2 -n 8 --nodes=2 --nodelist=n2,n3 --ntasks=8 | p job"},
 		"tasks of a node": {"srun --ntasks-per-node=4", []string{"n1", "n2"}, late,
-			map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job" +
-				mesh},
+			map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job fewer than 8"},
 		"mpirun": {"mpirun -n 8", []string{"n1", "n2"}, gone, map[string]string{"n2": "down"},
 			"mpirun -n 8 | p job"},
 		"no allocation": {"srun -N2", nil, gone, nil, "srun -N2 | p job"},
@@ -47,7 +47,7 @@ func TestNodes(t *testing.T) {
 			c.exclude(x.why, false)
 		}
 		launcher, program, err := c.command(&Options{Launcher: strings.Fields(x.launcher),
-			Program: []string{"p", "job"}, Log: func(string) {}})
+			Program: []string{"p", "job"}, Fewer: fewer, Log: func(string) {}})
 		if got := strings.Join(launcher, " ") + " | " + strings.Join(program, " "); err != nil || got != x.want {
 			t.Errorf("%s: %s %v, want %s", name, got, err, x.want)
 		}
