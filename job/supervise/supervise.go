@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,7 +75,7 @@ func Run(o Options) (code int, err error) {
 			o.Log("a signal has come: the job is not started again; run the same command again to resume it")
 			return int(status.Preempted), nil
 		}
-		began := time.Now()
+		began, before := time.Now(), o.lastChange()
 		end, err := o.attempt(attempt, append(words, program...))
 		switch {
 		case err != nil:
@@ -85,6 +86,11 @@ func Run(o Options) (code int, err error) {
 		d := o.diagnosis(began, &end)
 		if end.code == 0 {
 			if d == nil || len(d.Ranks) == 0 {
+				if end.frozen == "" && o.lastChange().Equal(before) {
+					o.Log(fmt.Sprintf(
+						"the launcher ended with exit code 0, but %s has not changed, as seen from here: the job has not run; check whether the launcher starts ranks: %s",
+						filepath.Dir(o.Records), strings.Join(o.Launcher, " ")))
+				}
 				return 0, nil
 			}
 			// Only a run that has not come to its end leaves records. mpiexec of MPICH ends with 0
@@ -121,6 +127,18 @@ func (o *Options) waiting() bool {
 	default:
 		return false
 	}
+}
+
+// lastChange returns when an entry of output.dir was last made or removed; the zero time if there is
+// no such folder. A run makes and removes its owner file there, whatever else it does.
+func (o *Options) lastChange() time.Time {
+	dir := filepath.Dir(o.Records)
+	_, _ = os.ReadDir(dir) // reading the folder makes NFS fetch it from the server
+	info, err := os.Stat(dir)
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 // final reports whether a restart would not help: the job has ended well, has stopped with a

@@ -80,3 +80,25 @@ func TestSignalBeforeFirstAttempt(t *testing.T) {
 		t.Errorf("the launcher was started: %v", err)
 	}
 }
+
+// A launcher that ends well without a rank gets a warning. A run changes output.dir, which has the
+// folder of the records, even if it leaves nothing there.
+func TestLauncherWithoutRanks(t *testing.T) {
+	for script, want := range map[string]bool{
+		"true": true, `mkdir "$0"`: false,
+	} {
+		dir, log := filepath.Join(t.TempDir(), "out"), ""
+		code, err := Run(Options{Launcher: []string{"sh", "-c", script}, Program: []string{dir},
+			Records: filepath.Join(dir, "flight"), Stdout: os.Stdout, Stderr: os.Stderr,
+			Log: func(text string) { log += text }})
+		if code != 0 || err != nil || strings.Contains(log, dir+" has not changed, as seen from here: the job has not run") != want {
+			t.Errorf("%s: exit %d, %v: %q", script, code, err, log)
+		}
+	}
+	dir, log := t.TempDir(), ""
+	if _, err := Run(Options{Launcher: []string{"sh", "-c", `sleep 0.02; : > "$0/x" && rm "$0/x"`}, Program: []string{dir},
+		Records: filepath.Join(dir, "flight"), Stdout: os.Stdout, Stderr: os.Stderr,
+		Log: func(text string) { log += text }}); err != nil || log != "" {
+		t.Errorf("a folder that has changed: %v: %q", err, log)
+	}
+}
