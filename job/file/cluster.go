@@ -55,20 +55,35 @@ func ReadCluster(path string) (*Cluster, error) {
 func parseCluster(src, path string) (*Cluster, error) {
 	c := &Cluster{Nodes: 1, PerNode: 1, Device: "here"}
 	var tree map[string]any
+	var f faults
+	scan := keyLines(src)
+	if scan.deep > 0 { // before the library reads it
+		f.add(origin{file: path, line: scan.deep}, status.InvalidConfig,
+			"keys or values are nested more than %d levels deep", maxNesting)
+		return nil, f.err()
+	}
 	if err := decodeTOML(src, &tree); err != nil {
 		return nil, status.Errorf(status.InvalidConfig, "%s: not TOML: %v", path, err)
 	}
-	var f faults
-	lines := keyLines(src).lines
+	for _, c := range scan.clashes {
+		f.add(origin{file: path, line: c.line}, status.InvalidConfig, "%s: already defined on line %d", c.key, c.first)
+	}
 	var table func(prefix string, tree map[string]any)
 	table = func(prefix string, tree map[string]any) {
 		for name, value := range tree {
 			key := prefix + name
 			fault := func(format string, args ...any) {
-				f.add(origin{file: path, line: max(1, lines[key])}, status.InvalidConfig, format, args...)
+				f.add(origin{file: path, line: max(1, scan.lines[key])}, status.InvalidConfig, format, args...)
 			}
-			if sub, ok := value.(map[string]any); ok && key == "rates" {
-				table(key+".", sub)
+			if key == "rates" {
+				switch sub := value.(type) {
+				case map[string]any:
+					table(key+".", sub)
+				case []map[string]any:
+					fault("rates: one table is needed; write [rates], not [[rates]]")
+				default:
+					fault("rates = %s: rates is a table; write [rates] and its keys below", show(value))
+				}
 				continue
 			}
 			i := slices.IndexFunc(clusterKeys, func(k field) bool { return k.key == key })

@@ -24,3 +24,19 @@ func TestClusterRanks(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
+
+// A cluster file has the faults of a job file: nesting for which the library needs quadratic time,
+// keys that contradict each other, and a table that is none.
+func TestClusterFaults(t *testing.T) {
+	for src, want := range map[string]string{
+		"nodes = 1\n" + strings.Repeat("a.", 100_000) + "a = 1": "c.toml:2: keys or values are nested more than 50 levels deep",
+		"nodes = 1\nrates.memory = 1\nrates = 2\n":              "c.toml",
+		"nodes = 1\nrates = 2\n":                                "c.toml:2: rates = 2: rates is a table; write [rates] and its keys below",
+		"nodes = 1\n[[rates]]\nmemory = 2\n":                    "c.toml:2: rates: one table is needed; write [rates], not [[rates]]",
+	} {
+		_, err := parseCluster(src, "c.toml")
+		if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.50s: %v, want %s", src, err, want)
+		}
+	}
+}
