@@ -75,7 +75,7 @@ func Run(o Options) (code int, err error) {
 			o.Log("a signal has come: the job is not started again; run the same command again to resume it")
 			return int(status.Preempted), nil
 		}
-		began, before := time.Now(), o.lastChange()
+		before, record := o.lastChange(), o.record()
 		end, err := o.attempt(attempt, append(words, program...))
 		switch {
 		case err != nil:
@@ -83,7 +83,7 @@ func Run(o Options) (code int, err error) {
 		case end.signalled || final(end.code) && end.code != 0:
 			return end.code, nil
 		}
-		d := o.diagnosis(began, &end)
+		d := o.diagnosis(record, &end)
 		if end.code == 0 {
 			if d == nil || len(d.Ranks) == 0 {
 				if end.frozen == "" && o.lastChange().Equal(before) {
@@ -160,11 +160,22 @@ type ending struct {
 	frozen    string
 }
 
-// diagnosis returns what the records say about an attempt that began at a time; nil if it has left
-// none, and was not frozen.
-func (o *Options) diagnosis(began time.Time, end *ending) *flight.Diagnosis {
+// record returns the file with the record of rank 0; nil if there is none.
+func (o *Options) record() os.FileInfo {
+	_, _ = os.ReadDir(o.Records) // reading the folder makes NFS fetch it from the server
 	info, err := os.Stat(flight.File(o.Records, 0))
-	if err != nil || info.ModTime().Before(began.Add(-time.Second)) {
+	if err != nil {
+		return nil
+	}
+	return info
+}
+
+// diagnosis returns what the records say about an attempt, before which the file of rank 0 was
+// before; nil if the attempt has left no records, and was not frozen. The time of a file is that of
+// its server, whose clock may differ.
+func (o *Options) diagnosis(before os.FileInfo, end *ending) *flight.Diagnosis {
+	now := o.record()
+	if now == nil || before != nil && os.SameFile(now, before) && now.ModTime().Equal(before.ModTime()) {
 		if end.frozen != "" { // no refusal: the ranks have removed their records at the end of the run
 			return &flight.Diagnosis{Text: end.frozen}
 		}

@@ -48,8 +48,9 @@ func TestSignalBetweenAttempts(t *testing.T) {
 	}
 	started := filepath.Join(dir, "started")
 	signals := make(chan os.Signal, 8)
-	launcher := []string{"sh", "-c", `[ "$` + Attempt + `" = 0 ] || { : > "$0"; sleep 5; }; exit 5`}
-	code, err := Run(Options{Launcher: launcher, Program: []string{started}, Records: dir, Restarts: 3,
+	launcher := []string{"sh", "-c", `[ "$` + Attempt + `" = 0 ] || { : > "$0"; sleep 5; }; touch -d '1 minute ago' "$1"; exit 5`}
+	code, err := Run(Options{Launcher: launcher, Program: []string{started, flight.File(dir, 0)}, Records: dir,
+		Restarts: 3,
 		Again: func() (string, []string) {
 			signals <- syscall.SIGUSR1
 			return "here", nil
@@ -100,5 +101,36 @@ func TestLauncherWithoutRanks(t *testing.T) {
 		Records: filepath.Join(dir, "flight"), Stdout: os.Stdout, Stderr: os.Stderr,
 		Log: func(text string) { log += text }}); err != nil || log != "" {
 		t.Errorf("a folder that has changed: %v: %q", err, log)
+	}
+}
+
+// The clock of a file server may differ from that of this host: a record is of an attempt if the
+// attempt has written it, whatever its time.
+func TestClockOfFileServer(t *testing.T) {
+	for name, x := range map[string]struct {
+		launcher string
+		want     bool // the job starts again
+	}{
+		"behind": {`touch -d '2 minutes ago' "$0"; exit 5`, true},
+		"ahead":  {`touch -d 'now 2 minutes' "$0"; exit 5`, true},
+		"a record of an earlier run from the future": {`exit 7`, false},
+	} {
+		dir := t.TempDir()
+		r := flight.New(0, 1, "n0")
+		if err := r.Attach(dir); err != nil {
+			t.Fatal(err)
+		}
+		record := flight.File(dir, 0)
+		ahead := time.Now().Add(time.Minute)
+		if err := os.Chtimes(record, ahead, ahead); err != nil {
+			t.Fatal(err)
+		}
+		log := ""
+		_, err := Run(Options{Launcher: []string{"sh", "-c", x.launcher}, Program: []string{record}, Records: dir,
+			Restarts: 1, Again: func() (string, []string) { return "here", nil }, Stdout: os.Stdout, Stderr: os.Stderr,
+			Log: func(text string) { log += text }})
+		if err != nil || strings.Contains(log, "restart 1 of 1") != x.want {
+			t.Errorf("%s: %v: %q", name, err, log)
+		}
 	}
 }
