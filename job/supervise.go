@@ -92,9 +92,10 @@ func restarts(j *file.Job) func() (from string, options []string) {
 
 // onFewer returns the function supervise.Options.Fewer of a job: the program chooses the mesh. The
 // sequences of a step stay those of the mesh that the job names, which has as many replicas as its
-// ranks allow: a checkpoint of another number is refused.
-func onFewer(j *file.Job) func(before int) []string {
-	return func(before int) []string {
+// ranks allow: a checkpoint of another number is refused. Experts are divided among fewer ranks if
+// the number that the job names does not divide the ranks, which changes no result.
+func onFewer(j *file.Job) func(before, now int) []string {
+	return func(before, now int) []string {
 		options := []string{"--set", "parallel.ulysses=0", "--set", "parallel.ring=0"}
 		whole := *j
 		if before < 1 || whole.Resolve(before) != nil {
@@ -103,8 +104,19 @@ func onFewer(j *file.Job) func(before int) []string {
 		if n := whole.Mesh.GlobalBatch; n != j.SequencesOfStep() {
 			options = append(options, "--set", fmt.Sprintf("data.global_batch=%d", n))
 		}
+		if n := j.Parallel.Experts; n > 1 && int64(now)%n != 0 {
+			options = append(options, "--set", fmt.Sprintf("parallel.experts=%d", commonDivisor(n, int64(now))))
+		}
 		return options
 	}
+}
+
+// commonDivisor returns the greatest common divisor.
+func commonDivisor(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // rankCommand returns the command of a rank of the same job.

@@ -8,7 +8,8 @@ import (
 )
 
 // A job that starts again on fewer ranks keeps the sequences of a step, also if they follow from the
-// number of replicas: its checkpoints are of that number.
+// number of replicas: its checkpoints are of that number. The number of ranks among which experts are
+// divided becomes one that divides both the ranks and the experts.
 func TestFewerRanks(t *testing.T) {
 	const open = "--set parallel.ulysses=0 --set parallel.ring=0"
 	const src = "[model.new]\nmodel_type = \"llama\"\nhidden_size = 8\nintermediate_size = 8\nnum_hidden_layers = 1\n" +
@@ -21,15 +22,17 @@ func TestFewerRanks(t *testing.T) {
 		"parallel.ulysses=2 data.global_batch=8":                            open,
 		"parallel.ring=2 data.accumulate=3":                                 open,
 		"parallel.ulysses=3":                                                open, // such a job is refused
+		"parallel.ulysses=8 parallel.experts=8":                             open + " --set parallel.experts=2",
+		"parallel.experts=2":                                                open,
 	} {
 		j, err := file.Parse([]byte(src), "job.toml", strings.Fields(sets), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Join(onFewer(j)(8), " "); got != want {
+		if got := strings.Join(onFewer(j)(8, 6), " "); got != want {
 			t.Errorf("%s: %s, want %s", sets, got, want)
 		}
-		if got := strings.Join(onFewer(j)(0), " "); got != open {
+		if got := strings.Join(onFewer(j)(0, 0), " "); got != open {
 			t.Errorf("%s, of an unknown number of ranks: %s", sets, got)
 		}
 	}

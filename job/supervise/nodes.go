@@ -96,12 +96,13 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 	good = good[:min(want, len(good))]
 	words := append(slices.Clone(o.Launcher), "--nodes="+strconv.Itoa(len(good)), "--nodelist="+strings.Join(good, ","))
 	program = o.Program
-	n := c.tasks(o.Launcher, want)
-	if n > 0 { // otherwise srun takes the number of the allocation
-		words = append(words, "--ntasks="+strconv.Itoa(max(1, n*len(good)/want)))
+	before, now := c.tasks(o.Launcher, want), 0
+	if before > 0 { // otherwise srun takes the number of the allocation
+		now = max(1, before*len(good)/want)
+		words = append(words, "--ntasks="+strconv.Itoa(now))
 	}
 	if len(good) < want {
-		program = append(slices.Clone(program), o.Fewer(n)...)
+		program = append(slices.Clone(program), o.Fewer(before, now)...)
 	}
 	o.Log(fmt.Sprintf("nodes: %s", strings.Join(good, ",")))
 	return words, program, nil

@@ -16,7 +16,7 @@ func TestNodes(t *testing.T) {
 	gone := &flight.Diagnosis{Culprits: []flight.Culprit{{Rank: 1, Host: "n2"}},
 		Ranks: []flight.Standing{{}, {Condition: flight.Gone}}}
 	late := &flight.Diagnosis{Culprits: gone.Culprits, Ranks: []flight.Standing{{}, {Condition: flight.Between}}}
-	fewer := func(before int) []string { return []string{fmt.Sprint("fewer than ", before)} }
+	fewer := func(before, now int) []string { return []string{fmt.Sprintf("%d instead of %d", now, before)} }
 	for name, x := range map[string]struct {
 		launcher string
 		nodes    []string
@@ -32,12 +32,12 @@ func TestNodes(t *testing.T) {
 		"a late rank": {"srun --nodes=2", []string{"n1", "n2", "n3"}, late, nil,
 			"srun --nodes=2 --nodes=2 --nodelist=n1,n2 | p job"},
 		"a dead node": {"srun -n 12", []string{"n1", "n2", "n3"}, gone, map[string]string{"n2": "down*"},
-			"srun -n 12 --nodes=2 --nodelist=n1,n3 --ntasks=8 | p job fewer than 12"},
+			"srun -n 12 --nodes=2 --nodelist=n1,n3 --ntasks=8 | p job 8 instead of 12"},
 		"a dead node and a spare": {"/usr/bin/srun -N 2 -n 8", []string{"n1", "n2", "n3"}, late,
 			map[string]string{"n1": "drained"},
 			"/usr/bin/srun -N 2 -n 8 --nodes=2 --nodelist=n2,n3 --ntasks=8 | p job"},
 		"tasks of a node": {"srun --ntasks-per-node=4", []string{"n1", "n2"}, late,
-			map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job fewer than 8"},
+			map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job 4 instead of 8"},
 		"mpirun": {"mpirun -n 8", []string{"n1", "n2"}, gone, map[string]string{"n2": "down"},
 			"mpirun -n 8 | p job"},
 		"no allocation": {"srun -N2", nil, gone, nil, "srun -N2 | p job"},

@@ -32,8 +32,8 @@ type Options struct {
 	// continue there.
 	Again func() (from string, options []string)
 	// Fewer returns options for the command of a rank of an attempt with fewer ranks than the first
-	// one, which had `before` ranks; 0 = unknown.
-	Fewer func(before int) []string
+	// one: with now ranks instead of before; 0 = unknown.
+	Fewer func(before, now int) []string
 	// the job is ended if no rank shows a sign of life for so long, which every rank that runs does
 	// all the time; 0 = never
 	Timeout time.Duration
