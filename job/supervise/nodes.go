@@ -94,7 +94,9 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 		return nil, nil, status.Errorf(status.Comm, "supervise: no node of %s is left", strings.Join(c.nodes, ","))
 	}
 	good = good[:min(want, len(good))]
-	words := append(slices.Clone(o.Launcher), "--nodes="+strconv.Itoa(len(good)), "--nodelist="+strings.Join(good, ","))
+	own := ownWords(o.Launcher)
+	words := append(slices.Clone(o.Launcher[:own]), "--nodes="+strconv.Itoa(len(good)),
+		"--nodelist="+strings.Join(good, ","))
 	program = o.Program
 	before, now := c.tasks(o.Launcher, want), 0
 	if before > 0 { // otherwise srun takes the number of the allocation
@@ -105,7 +107,7 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 		program = append(slices.Clone(program), o.Fewer(before, now)...)
 	}
 	o.Log(fmt.Sprintf("nodes: %s", strings.Join(good, ",")))
-	return words, program, nil
+	return append(words, o.Launcher[own:]...), program, nil
 }
 
 // wanted returns the number of nodes of an attempt.
@@ -128,8 +130,35 @@ func (c *cluster) tasks(launcher []string, nodes int) int {
 	return n * nodes
 }
 
-// count returns the number of an option: -N 2, -N2, --nodes 2 or --nodes=2. The last one counts.
-func count(words []string, short, long string) (n int, ok bool) {
+// bare are the options of srun that have no value, or one behind "=" alone (srun --help).
+const bare = " preserve-env hold immediate no-kill kill-on-bad-exit label multi-prog nice overcommit overlap propagate pty quit-on-interrupt quiet reboot oversubscribe send-libs spread-job unbuffered use-min-nodes verbose disable-status contiguous no-allocate exact exclusive resv-ports compress interactive "
+
+// ownWords returns the number of words of a launcher that are srun and its options. The words after
+// them are a program that starts the rank, such as numactl.
+func ownWords(words []string) int {
+	at := 1
+	for at < len(words) && len(words[at]) > 1 && words[at][0] == '-' && words[at] != "--" {
+		name, long := strings.CutPrefix(words[at], "--")
+		at++
+		if long {
+			if !strings.Contains(name, "=") && !strings.Contains(bare, " "+name+" ") {
+				at++ // the value
+			}
+			continue
+		}
+		// The letters at the start have no value; the value of the next one is behind it, as in -N2, or
+		// the next word.
+		if rest := strings.TrimLeft(name[1:], "EHIkKlOQsuvXZ"); len(rest) == 1 && (rest[0] < '0' || rest[0] > '9') {
+			at++
+		}
+	}
+	return min(at, len(words))
+}
+
+// count returns the number of an option of srun: -N 2, -N2, --nodes 2 or --nodes=2. The last one
+// counts.
+func count(launcher []string, short, long string) (n int, ok bool) {
+	words := launcher[:ownWords(launcher)]
 	for i, w := range words {
 		text := ""
 		switch {

@@ -38,6 +38,9 @@ func TestNodes(t *testing.T) {
 			"/usr/bin/srun -N 2 -n 8 --nodes=2 --nodelist=n2,n3 --ntasks=8 | p job"},
 		"tasks of a node": {"srun --ntasks-per-node=4", []string{"n1", "n2"}, late,
 			map[string]string{"n1": "down"}, "srun --ntasks-per-node=4 --nodes=1 --nodelist=n2 --ntasks=4 | p job 4 instead of 8"},
+		"a program that starts the rank": {"srun -uN 3 --mpi=pmix --label -K numactl -N 1 --membind 1", []string{"n1", "n2",
+			"n3"}, gone, map[string]string{"n2": "down"},
+			"srun -uN 3 --mpi=pmix --label -K --nodes=2 --nodelist=n1,n3 numactl -N 1 --membind 1 | p job 0 instead of 0"},
 		"mpirun": {"mpirun -n 8", []string{"n1", "n2"}, gone, map[string]string{"n2": "down"},
 			"mpirun -n 8 | p job"},
 		"no allocation": {"srun -N2", nil, gone, nil, "srun -N2 | p job"},
@@ -62,5 +65,26 @@ func TestNodes(t *testing.T) {
 	c.states = func([]string) (map[string]string, error) { return nil, errors.New("no controller") }
 	if launcher, _, err := c.command(o); err != nil || !slices.Equal(launcher, o.Launcher) {
 		t.Error(launcher, err)
+	}
+}
+
+// The options of srun end at its first word that is neither an option nor the value of one.
+func TestOwnWords(t *testing.T) {
+	for launcher, want := range map[string]int{
+		"srun":                                    1,
+		"srun -N 2 -n4 --mpi=pmix":                5,
+		"srun --nodes 2 --mpi pmix bash x":        5,
+		"srun -K -l bash -l":                      3,
+		"srun -lN2 bash":                          2,
+		"srun -lN 2 bash":                         3,
+		"srun --kill-on-bad-exit --exclusive env": 3,
+		"srun --kill-on-bad-exit=1 env -i":        2,
+		"srun -n 2 -- env -i":                     3,
+		"srun -K1 -I5 env -i":                     3,
+		"srun --overlap -":                        2,
+	} {
+		if got := ownWords(strings.Fields(launcher)); got != want {
+			t.Errorf("%s: %d words, want %d", launcher, got, want)
+		}
 	}
 }
