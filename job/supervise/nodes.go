@@ -17,7 +17,7 @@ import (
 // cluster knows the nodes of a Slurm allocation. Outside of one, attempts use the same command.
 type cluster struct {
 	nodes   []string // of the allocation; nil outside of Slurm
-	suspect []string // hosts on which a rank has died
+	suspect []string // nodes on which a rank has died
 	states  func(nodes []string) (map[string]string, error)
 	again   bool // the job has been started before
 }
@@ -64,11 +64,26 @@ func dead(state string) bool {
 func (c *cluster) exclude(d *flight.Diagnosis, killed bool) {
 	c.again = true
 	for _, x := range d.Culprits {
-		if (killed || d.Ranks[x.Rank].Condition == flight.Gone) && slices.Contains(c.nodes, x.Host) &&
-			!slices.Contains(c.suspect, x.Host) {
-			c.suspect = append(c.suspect, x.Host)
+		node := c.nodeOf(x.Host)
+		if (killed || d.Ranks[x.Rank].Condition == flight.Gone) && node != "" && !slices.Contains(c.suspect, node) {
+			c.suspect = append(c.suspect, node)
 		}
 	}
+}
+
+// nodeOf returns Slurm's name of a host, which may have another domain, or none; "" if it is no
+// node of the allocation.
+func (c *cluster) nodeOf(host string) string {
+	if slices.Contains(c.nodes, host) {
+		return host
+	}
+	short := func(name string) string { name, _, _ = strings.Cut(name, "."); return name }
+	for _, n := range c.nodes {
+		if short(n) == short(host) {
+			return n
+		}
+	}
+	return ""
 }
 
 // command returns the words of the launcher and of the program for the next attempt. The first

@@ -15,6 +15,7 @@ import (
 func TestNodes(t *testing.T) {
 	gone := &flight.Diagnosis{Culprits: []flight.Culprit{{Rank: 1, Host: "n2"}},
 		Ranks: []flight.Standing{{}, {Condition: flight.Gone}}}
+	whole := &flight.Diagnosis{Culprits: []flight.Culprit{{Rank: 1, Host: "n2.example.org"}}, Ranks: gone.Ranks}
 	late := &flight.Diagnosis{Culprits: gone.Culprits, Ranks: []flight.Standing{{}, {Condition: flight.Between}}}
 	fewer := func(before, now int) []string { return []string{fmt.Sprintf("%d instead of %d", now, before)} }
 	for name, x := range map[string]struct {
@@ -26,6 +27,8 @@ func TestNodes(t *testing.T) {
 	}{
 		"the first attempt": {"srun -N2", []string{"n1", "n2", "n3"}, nil, nil, "srun -N2 | p job"},
 		"a spare": {"srun -N2", []string{"n1", "n2", "n3"}, gone, nil,
+			"srun -N2 --nodes=2 --nodelist=n1,n3 | p job"},
+		"a host with its domain": {"srun -N2", []string{"n1", "n2", "n3"}, whole, nil,
 			"srun -N2 --nodes=2 --nodelist=n1,n3 | p job"},
 		"no spare": {"srun -N 3", []string{"n1", "n2", "n3"}, gone, nil,
 			"srun -N 3 --nodes=3 --nodelist=n1,n2,n3 | p job"},
