@@ -107,6 +107,8 @@ func TestTokenizerOfTheModel(t *testing.T) {
 		{[]string{"data.path=a.safetensors"}, "bytes"},
 		{[]string{"data.path=a.bin"}, "bytes"},
 		{[]string{"data.path=a.safetensors", "eval.path=b.jsonl"}, own},
+		{[]string{"data.path=a.bin", "eval.split=0.1", "eval.sample=the whale"}, own},
+		{[]string{"data.path=a.bin", "eval.split=0.1", "eval.sample=the whale", "data.tokenizer=bytes"}, "bytes"},
 	} {
 		j, err := parse("[optimizer]\nlr = 1e-5\n[model]\npath = \""+dir+"\"", c.sets...)
 		if err != nil {

@@ -130,9 +130,12 @@ var idleKeys = []idle{
 		"eval.patience is 0"},
 	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }),
 		"there is no eval.path"},
-	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"},
-		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }),
-		"the files have tokens, not text"},
+	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool {
+		return j.IsModelJob() && j.noFiles(".jsonl", ".txt") && len(j.Eval.Sample) == 0
+	}), "the files have tokens, not text"},
+	{[]string{"data.add_eos"}, onJob(func(j *Job) bool {
+		return j.IsModelJob() && j.noFiles(".jsonl", ".txt") && len(j.Eval.Sample) > 0
+	}), "the files have tokens, not text"},
 	{[]string{"data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool {
 		return j.IsModelJob() && j.Data.Tokenizer == "bytes" && !j.noFiles(".jsonl", ".txt")
 	}), `data.tokenizer = "bytes" has no marks`},

@@ -8,14 +8,17 @@ import (
 	"ulysses/internal/status"
 )
 
-// chooseTokenizer replaces data.tokenizer = "auto": for text by the tokenizer.json of the model's
-// folder, otherwise by "bytes". It refuses a folder with a tokenizer in another format, because its
-// model was not trained on bytes.
+// chooseTokenizer replaces data.tokenizer = "auto": for text, in files or in eval.sample, by the
+// tokenizer.json of the model's folder, otherwise by "bytes". It refuses a folder with a tokenizer in
+// another format, because its model was not trained on bytes.
 func (j *Job) chooseTokenizer() error {
 	if !j.IsModelJob() || j.Data.Tokenizer != "auto" {
 		return nil
 	}
 	text := ""
+	if len(j.Eval.Sample) > 0 {
+		text = "eval.sample"
+	}
 	for _, p := range append(j.trainFiles(), j.evalFiles()...) {
 		switch strings.ToLower(filepath.Ext(p)) {
 		case ".safetensors", ".bin", ".idx": // tokens

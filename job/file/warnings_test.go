@@ -76,6 +76,8 @@ func TestWarnings(t *testing.T) {
 		{train, "data.text_field=body data.path=x/*.jsonl", nil},
 		{train, "data.path=x.bin data.tokenizer=bytes data.add_eos=false data.pack=false",
 			[]string{"data.tokenizer, data.add_eos: no effect, because the files have tokens, not text"}},
+		{train, "data.path=x.bin data.tokenizer=t.json data.add_bos=false data.add_eos=false eval.split=0.1 eval.sample=a",
+			[]string{"=false: data.add_eos: no effect, because the files have tokens, not text"}},
 		{train, "data.path=x.safetensors data.pack=false", []string{"data.pack: no effect"}},
 		{train, "data.tokenizer=bytes data.add_eos=false",
 			[]string{`data.add_eos: no effect, because data.tokenizer = "bytes" has no marks`}},
