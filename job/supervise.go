@@ -90,10 +90,10 @@ func restarts(j *file.Job) func() (from string, options []string) {
 	}
 }
 
-// onFewer returns the function supervise.Options.Fewer of a job: the program chooses the mesh. The
-// sequences of a step stay those of the mesh that the job names, which has as many replicas as its
-// ranks allow: a checkpoint of another number is refused. Experts are divided among fewer ranks if
-// the number that the job names does not divide the ranks, which changes no result.
+// onFewer returns the function supervise.Options.Fewer of a job: the program chooses the mesh. A
+// step keeps the number of sequences that it has with the mesh of the job, which has as many
+// replicas as its ranks allow: a checkpoint of another number is refused. Experts are divided among
+// fewer ranks if the number that the job names does not divide the ranks, which changes no result.
 func onFewer(j *file.Job) func(before, now int) []string {
 	return func(before, now int) []string {
 		options := []string{"--set", "parallel.ulysses=0", "--set", "parallel.ring=0"}

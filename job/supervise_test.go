@@ -7,9 +7,9 @@ import (
 	"ulysses/job/file"
 )
 
-// A job that starts again on fewer ranks keeps the sequences of a step, also if they follow from the
-// number of replicas: its checkpoints are of that number. The number of ranks among which experts are
-// divided becomes one that divides both the ranks and the experts.
+// A job that starts again on fewer ranks keeps the sequences of a step, also if they follow from
+// the number of replicas: its checkpoints are of that number. The number of ranks among which
+// experts are divided becomes one that divides both the ranks and the experts.
 func TestFewerRanks(t *testing.T) {
 	const open = "--set parallel.ulysses=0 --set parallel.ring=0"
 	const src = "[model.new]\nmodel_type = \"llama\"\nhidden_size = 8\nintermediate_size = 8\nnum_hidden_layers = 1\n" +

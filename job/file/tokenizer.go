@@ -9,8 +9,8 @@ import (
 )
 
 // chooseTokenizer replaces data.tokenizer = "auto": for text, in files or in eval.sample, by the
-// tokenizer.json of the model's folder, otherwise by "bytes". It refuses a folder with a tokenizer in
-// another format, because its model was not trained on bytes.
+// tokenizer.json of the model's folder, otherwise by "bytes". It refuses a folder with a tokenizer
+// in another format, because its model was not trained on bytes.
 func (j *Job) chooseTokenizer() error {
 	if !j.IsModelJob() || j.Data.Tokenizer != "auto" {
 		return nil

@@ -161,8 +161,8 @@ func ownWords(words []string) int {
 			}
 			continue
 		}
-		// The letters at the start have no value; the value of the next one is behind it, as in -N2, or
-		// the next word.
+		// The letters at the start have no value. The value of the next one is behind it, as in
+		// -N2, or the next word.
 		if rest := strings.TrimLeft(name[1:], "EHIkKlOQsuvXZ"); len(rest) == 1 && (rest[0] < '0' || rest[0] > '9') {
 			at++
 		}

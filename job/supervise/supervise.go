@@ -118,8 +118,8 @@ func Run(o Options) (code int, err error) {
 	}
 }
 
-// waiting reports whether a signal has come before an attempt, and takes it. A launcher that has just
-// been started has no handler yet, and would be killed by it.
+// waiting reports whether a signal has come before an attempt, and takes it. A launcher that has
+// just been started has no handler yet, and would be killed by it.
 func (o *Options) waiting() bool {
 	select {
 	case <-o.Signals:
@@ -129,8 +129,8 @@ func (o *Options) waiting() bool {
 	}
 }
 
-// lastChange returns when an entry of output.dir was last made or removed; the zero time if there is
-// no such folder. A run makes and removes its owner file there, whatever else it does.
+// lastChange returns when an entry of output.dir was last made or removed; the zero time if there
+// is no such folder. A run makes and removes its owner file there, whatever else it does.
 func (o *Options) lastChange() time.Time {
 	dir := filepath.Dir(o.Records)
 	_, _ = os.ReadDir(dir) // reading the folder makes NFS fetch it from the server

@@ -97,7 +97,8 @@ func TestLauncherWithoutRanks(t *testing.T) {
 		}
 	}
 	dir, log := t.TempDir(), ""
-	if _, err := Run(Options{Launcher: []string{"sh", "-c", `sleep 0.02; : > "$0/x" && rm "$0/x"`}, Program: []string{dir},
+	change := []string{"sh", "-c", `sleep 0.02; : > "$0/x" && rm "$0/x"`}
+	if _, err := Run(Options{Launcher: change, Program: []string{dir},
 		Records: filepath.Join(dir, "flight"), Stdout: os.Stdout, Stderr: os.Stderr,
 		Log: func(text string) { log += text }}); err != nil || log != "" {
 		t.Errorf("a folder that has changed: %v: %q", err, log)
