@@ -320,15 +320,17 @@ func (j *Job) Resolve(world int) error {
 	}
 	d := &j.Data
 	n := m.Replicas * d.Batch
-	if g := d.GlobalBatch; g > 0 {
+	switch g := d.GlobalBatch; {
+	case j.Kind != "train": // the sequences of a step do not matter
+	case g > 0:
 		if g%n != 0 {
 			return j.Errorf(status.InvalidConfig, "data.global_batch",
 				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%s x data.batch %d); use a multiple of %d",
 				g, n, units.Count(m.Replicas, "replica"), d.Batch, n)
 		}
 		d.Accumulate = g / n
-	} else if open {
-		g := j.SequencesOfStep()
+	case open:
+		g = j.SequencesOfStep()
 		if g%n != 0 {
 			return status.Errorf(status.Internal, "job: the chosen mesh, %v, cannot divide the %d sequences of a step",
 				m, g)

@@ -541,6 +541,10 @@ func TestResolve(t *testing.T) {
 			want: Mesh{World: 8, Ulysses: 2, Ring: 1, Replicas: 4, GlobalBatch: 16}, acc: 2},
 		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=12", "data.batch=2"},
 			err: "--set data.global_batch=12: data.global_batch: 12 is not a multiple of the 8 sequences of a micro-batch on all replicas (4 replicas x data.batch 2); use a multiple of 8"},
+		{world: 3, sets: []string{"kind=eval", "parallel.ulysses=1", "data.global_batch=8"}, // has no steps
+			want: Mesh{World: 3, Ulysses: 1, Ring: 1, Replicas: 3, GlobalBatch: 3}, acc: 1},
+		{world: 2, sets: []string{"kind=eval", "data.global_batch=8", "data.batch=3"},
+			want: Mesh{World: 2, Ulysses: 2, Ring: 1, Replicas: 1, GlobalBatch: 3}, acc: 1},
 		{world: 6, sets: []string{"parallel.ulysses=4"},
 			err: "--set parallel.ulysses=4: parallel.ulysses: ulysses 4 x ring 1 does not divide the 6 ranks; use parallel.ulysses = 3 or 6"},
 		{world: 2, sets: []string{"parallel.ulysses=4"}, err: "use parallel.ulysses = 2"},
