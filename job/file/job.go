@@ -78,7 +78,7 @@ type DeviceTable struct {
 	Backend string `toml:"backend" enum:"auto cpu cuda"`
 	DType   string `toml:"dtype" enum:"auto f32 bf16"`
 	// CPU threads of a rank; 0 = the cores that the process may use / ranks of the node
-	Threads       int64  `toml:"threads" min:"0"`
+	Threads       int64  `toml:"threads" min:"0" max:"4096"`
 	Deterministic bool   `toml:"deterministic"`
 	Comm          string `toml:"comm" enum:"auto nccl ipc mpi local"`
 }
