@@ -75,9 +75,14 @@ func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error
 			a.name, t, t.Bytes(), max(0, a.buffer.Bytes()-lo), a.buffer.Bytes())
 	}
 	a.used, a.peak = hi, max(a.peak, hi)
+	return a.All().At(lo, dtype, shape...), nil
+}
+
+// All returns the memory of the arena as bytes, whether allocated or not. The arena has memory.
+func (a *Arena) All() tensor.Tensor {
 	all := tensor.Of(a.buffer.Pointer(), tensor.U8, a.buffer.Bytes())
 	all.Where = a.place
-	return all.At(lo, dtype, shape...), nil
+	return all
 }
 
 // Mark returns the end of the allocations, for Reset.

@@ -1,8 +1,11 @@
 package operator
 
 import (
+	"os"
 	"strings"
+	"syscall"
 	"testing"
+	"unsafe"
 
 	"ulysses/backends"
 	"ulysses/comm"
@@ -106,5 +109,47 @@ func TestFreeMemory(t *testing.T) {
 					"attention: 40 B are planned on this rank, and the host has 1 B free for it")) {
 			t.Errorf("%d free: %v, allocated %v", free, err, allocated)
 		}
+	}
+}
+
+// large is an operation with 16 MiB that reports how much of it the system has given.
+type large struct {
+	broken
+	given, pages int
+}
+
+func (k *large) layout(a *device.Arena) error {
+	_, err := a.Tensor(tensor.U8, 16<<20)
+	return err
+}
+
+func (k *large) compute() error {
+	memory := k.arena.All().RawBytes()
+	in := make([]byte, len(memory)/os.Getpagesize())
+	if _, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)),
+		uintptr(unsafe.Pointer(&in[0]))); errno != 0 {
+		return errno
+	}
+	k.pages = len(in)
+	for _, page := range in {
+		k.given += int(page & 1)
+	}
+	return nil
+}
+
+// The memory is used for the first time before the time of an operation is measured.
+func TestFirstUseIsNotMeasured(t *testing.T) {
+	d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 2, RanksOnNode: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	k := &large{broken: broken{run: run{in: &inputFile{kind: "attention"}, dev: d, comm: comm.Local(1)[0],
+		clock: clock.New()}}}
+	if _, err := do(k, t.TempDir()+"/out", 0, func(err error) error { return err }); err != nil {
+		t.Fatal(err)
+	}
+	if k.pages < 4096*4096/os.Getpagesize() || k.given != k.pages {
+		t.Errorf("of %d pages, %d are in memory", k.pages, k.given)
 	}
 }
