@@ -2,6 +2,7 @@ package data
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -38,7 +39,7 @@ func TestMixture(t *testing.T) {
 		}
 	}
 	for i, w := range weights {
-		if share := float64(drawn[i]) - w/5.5*float64(len(want)); share > 1 || share < -1 {
+		if share := float64(drawn[i]) - w/5.5*float64(len(want)); !(math.Abs(share) <= 1) {
 			t.Errorf("source %d has %d of %d sequences", i, drawn[i], len(want))
 		}
 	}

@@ -65,12 +65,7 @@ func TestFreeze(t *testing.T) {
 	if _, err := run(4, append(sets, "parallel.ulysses=2", "parallel.zero=1")...); err != nil {
 		t.Fatal(err)
 	}
-	got := losses(t, dir)
-	for i := range want {
-		if d := got[i] - want[i]; d > 1e-5 || d < -1e-5 {
-			t.Errorf("step %d: loss %v after a resume, %v without", i+1, got[i], want[i])
-		}
-	}
+	near.Slice(t, "losses after a resume", losses(t, dir), want, 1e-5)
 	_, err = run(1, append(sets, `train.freeze=["*embed_tokens*"]`, "train.steps=4")...)
 	expectFault(t, err, status.InvalidConfig, []string{"train.freeze is", "it was", "embed_tokens"})
 	if err := os.CopyFS(filepath.Join(dir, "other"), os.DirFS(folder)); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 )
 
 // newLoRA writes a job with adapters beside a golden model. It returns the folders and a function
@@ -105,19 +106,13 @@ func TestLoRA(t *testing.T) {
 		return line.Loss
 	}
 	a, b := evaluate("1", "lora.init="+folder), evaluate("2", "model.path="+merged, "lora.rank=0", "lora.alpha=0")
-	if d := a - b; d > 1e-5 || d < -1e-5 {
-		t.Errorf("evaluation with adapters: %v, of the merged model: %v", a, b)
-	}
+	near.Value(t, "evaluation with adapters", a, b, 1e-5)
 
 	drop(t, dir, 2, 3)
 	if _, err := run(4, "parallel.ulysses=2", "parallel.zero=1"); err != nil {
 		t.Fatal(err)
 	}
-	for i, l := range losses(t, dir) {
-		if d := l - want[i]; d > 1e-5 || d < -1e-5 {
-			t.Errorf("step %d: loss %v after a resume, %v without", i+1, l, want[i])
-		}
-	}
+	near.Slice(t, "losses after a resume", losses(t, dir), want, 1e-5)
 	_, err = run(1, "lora.alpha=8", "train.steps=4")
 	expectFault(t, err, status.InvalidConfig, []string{"lora is alpha 8, it was alpha 7;"})
 }

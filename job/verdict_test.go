@@ -29,7 +29,7 @@ func TestVerifyAsJSON(t *testing.T) {
 	}
 	for _, x := range r.Tensors {
 		if x.Name == "" || len(x.Shape) == 0 || !x.Judged || !x.Within || x.Bits && x.Max != 0 ||
-			float64(x.Relative) > r.Limit {
+			!(float64(x.Relative) <= r.Limit) {
 			t.Errorf("%+v", x)
 		}
 	}
@@ -307,7 +307,7 @@ func TestVerifyMeasuresRounding(t *testing.T) {
 			continue
 		}
 		if measured++; !(x.Rounding > 0 && x.Rounding < 1e-4) || !x.Within &&
-			float64(x.Relative) < float64(x.Rounding) {
+			!(float64(x.Relative) >= float64(x.Rounding)) {
 			t.Errorf("%+v", x)
 		}
 	}

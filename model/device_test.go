@@ -233,7 +233,7 @@ func TestMemoryOfBF16(t *testing.T) {
 		}
 		for name, full := range bytes[tensor.F32] {
 			if share := float64(bytes[tensor.BF16][name]) / float64(full); name != "working memory" &&
-				(share < 0.49 || share > 0.55) {
+				!(share >= 0.49 && share <= 0.55) {
 				t.Errorf("%s: %d bytes, in F32 %d", name, bytes[tensor.BF16][name], full)
 			}
 		}

@@ -338,7 +338,7 @@ func TestTrainingOnTestDevice(t *testing.T) {
 	for _, name := range []string{"llama", "qwen3"} {
 		for _, optimizer := range []string{"adamw", "sgd"} {
 			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32}.train(t)
-			if n := len(want.losses); n != 20 || want.losses[n-1] > want.losses[0]-0.4 {
+			if n := len(want.losses); n != 20 || !(want.losses[n-1] <= want.losses[0]-0.4) {
 				t.Fatalf("%s with %s: the loss does not decrease: %v", name, optimizer, want.losses)
 			}
 			for _, mesh := range [][2]int{{1, 1}, {2, 2}, {4, 4}, {4, 2}} {

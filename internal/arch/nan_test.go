@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"path/filepath"
 	"strings"
@@ -85,12 +86,16 @@ func TestAcceptsNaN(t *testing.T) {
 		{"d := 0.0; d = max(d, math.Abs(a-b)); if d/size > 1e-6 { t.Error() }", true},
 		{"if e := far(a, b); e > 1e-6 { t.Error() }", true},
 		{"if far(a, b) > 1e-6 { t.Error() }", true},
+		{"if d := a - b; d > 1e-6 || d < -1e-6 { t.Error() }", true},
+		{"if d := a - b; n > 1 && (-1e-6 > d || 1e-6 <= d) { t.Error() }", true},
 		{"if !(math.Abs(a-b) <= 1e-6) { t.Error() }", false},
 		{"if !(math.Abs(a-b) > 1e-6) { t.Error() }", false},
 		{"if d := math.Abs(a-b); !(d <= 1e-6) { t.Error() }", false},
 		{"if d := math.Abs(a-b); d != 0 { t.Error() }", false},
 		{"if n > 1 && !(math.Abs(a-b) <= 1e-6) { t.Error() }", false},
 		{"if n := len(x); n > 1 { t.Error() }", false},
+		{"if n < 1 || n > 6 { t.Error() }", false},
+		{"if d := a - b; !(d <= 1e-6 && d >= -1e-6) { t.Error() }", false},
 	} {
 		source := `package p
 func far(a, b float64) (worst float64) { worst = math.Abs(a - b); return worst }
@@ -108,7 +113,8 @@ func test() { ` + x.statement + ` }`
 // acceptsNaN returns the places, in the conditions of if statements of one package, where a
 // difference is compared in a way that is false for NaN. A difference is an expression with a call
 // of math.Abs, with a variable that such an expression was assigned to in the same function, or
-// with a call of a function of the package that returns one.
+// with a call of a function of the package that returns one. A value that is compared with a limit
+// and with its negative is a difference as well.
 func acceptsNaN(files []*ast.File) (found []token.Pos) {
 	functions := map[string]bool{}
 	for again := true; again; {
@@ -149,6 +155,9 @@ func open(cond ast.Expr, is func(ast.Expr) bool) []token.Pos {
 	case *ast.BinaryExpr:
 		switch x.Op {
 		case token.LAND, token.LOR:
+			if x.Op == token.LOR && (outside(x.X, x.Y) || outside(x.Y, x.X)) {
+				return []token.Pos{x.Pos()}
+			}
 			return append(open(x.X, is), open(x.Y, is)...)
 		case token.GTR, token.GEQ:
 			if is(x.X) {
@@ -161,6 +170,33 @@ func open(cond ast.Expr, is func(ast.Expr) bool) []token.Pos {
 		}
 	}
 	return nil
+}
+
+// outside reports whether the conditions are that a value is above a limit, and that it is below
+// the negative of this limit.
+func outside(above, below ast.Expr) bool {
+	limit, value := sides(above)
+	again, negative := sides(below)
+	return value != "" && value == again && negative == "-"+limit
+}
+
+// sides returns the side of a comparison that is smaller if it is true, and the larger side.
+func sides(cond ast.Expr) (small, large string) {
+	for {
+		x, ok := cond.(*ast.ParenExpr)
+		if !ok {
+			break
+		}
+		cond = x.X
+	}
+	x, ok := cond.(*ast.BinaryExpr)
+	switch {
+	case ok && (x.Op == token.LSS || x.Op == token.LEQ):
+		return types.ExprString(x.X), types.ExprString(x.Y)
+	case ok && (x.Op == token.GTR || x.Op == token.GEQ):
+		return types.ExprString(x.Y), types.ExprString(x.X)
+	}
+	return "", ""
 }
 
 // differences returns whether an expression of a function holds a difference.

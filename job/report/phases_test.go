@@ -111,7 +111,7 @@ func TestColoursCanBeToldApart(t *testing.T) {
 				}
 				lab := cielab(t, c[2], eye)
 				for j, other := range seen {
-					if d := math.Sqrt(sq(lab[0]-other[0]) + sq(lab[1]-other[1]) + sq(lab[2]-other[2])); d < 14 {
+					if d := math.Sqrt(sq(lab[0]-other[0]) + sq(lab[1]-other[1]) + sq(lab[2]-other[2])); !(d >= 14) {
 						t.Errorf("%s, theme %d: colours %d and %d are %.1f apart", name, theme, j, i, d)
 					}
 				}
