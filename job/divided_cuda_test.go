@@ -2,13 +2,13 @@ package job
 
 import (
 	"fmt"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"ulysses/testkit/cudatest"
+	"ulysses/testkit/near"
 )
 
 // On the plug-in, models with experts have the losses of the CPU, with experts divided among ranks
@@ -35,12 +35,7 @@ func TestCUDAExperts(t *testing.T) {
 			if !strings.Contains(report, ": equal") {
 				t.Errorf("%s %v: bytes sent are not the formula's: %s", name, sets, report)
 			}
-			for i, l := range losses(t, dir) {
-				if !(math.Abs(l-want[i]) <= 2e-4) {
-					t.Errorf("%s %v: %s", name, sets,
-						fmt.Sprintf("step %d has loss %.7f, on the CPU %.7f", i+1, l, want[i]))
-				}
-			}
+			near.Slice(t, fmt.Sprintf("%s %v: losses", name, sets), losses(t, dir), want, 2e-4)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package job
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/testkit/near"
 )
 
 // newDivided is newKept with five experts in the first and the third of three layers.
@@ -62,11 +62,7 @@ func checkpointsOfDividedExperts(t *testing.T, sets ...string) {
 		if _, err := run(x.ranks, x.sets...); err != nil {
 			t.Fatalf("%v, %+v: %v", sets, x, err)
 		}
-		for i, l := range losses(t, dir) {
-			if d := math.Abs(l - one[i]); !(d <= 1e-5) {
-				t.Errorf("%v, %+v: step %d has loss %.8f, on one rank %.8f", sets, x, i+1, l, one[i])
-			}
-		}
+		near.Slice(t, fmt.Sprintf("%v, %+v: losses", sets, x), losses(t, dir), one, 1e-5)
 		if header() != layout {
 			t.Errorf("%v, %+v: the model folder has other tensors:\n%s\non one rank\n%s", sets, x, header(), layout)
 		}
@@ -125,11 +121,7 @@ func TestEvaluationsWithDividedExperts(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%+v: samples %+v, on one rank %+v", x, got, want)
 		}
-		for i := range loss {
-			if !(math.Abs(losses[i]-loss[i]) <= 1e-5) {
-				t.Errorf("%+v: evaluation %d has loss %.8f, on one rank %.8f", x, i, losses[i], loss[i])
-			}
-		}
+		near.Slice(t, fmt.Sprintf("%+v: losses of evaluations", x), losses, loss, 1e-5)
 	}
 }
 
@@ -155,11 +147,7 @@ func TestAdaptersWithDividedExperts(t *testing.T) {
 			if _, err := run(4, append([]string{freeze}, sets...)...); err != nil {
 				t.Fatal(err)
 			}
-			for i, l := range losses(t, dir) {
-				if d := math.Abs(l - want[i]); !(d <= 1e-5) {
-					t.Errorf("%s %v: step %d has loss %v, on one rank %v", freeze, sets, i+1, l, want[i])
-				}
-			}
+			near.Slice(t, fmt.Sprintf("%s %v: losses", freeze, sets), losses(t, dir), want, 1e-5)
 			merged := filepath.Join(t.TempDir(), "merged")
 			if code, _, errs := call("export", "--merge", filepath.Join(dir, "out", "checkpoints"),
 				merged); code != status.OK {

@@ -30,7 +30,7 @@ func TestExpertsOnMeshes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err, stderr.String())
 			}
-			return readMetrics(t, filepath.Join(out, "metrics.jsonl")), stdout.String()
+			return readSteps(t, out, 3), stdout.String()
 		}
 		want, _ := run(t, 1, "parallel.ulysses=1 data.batch=4")
 		for _, r := range want {

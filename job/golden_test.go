@@ -100,11 +100,7 @@ func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...stri
 	if err != nil {
 		t.Fatal(err, stderr.String())
 	}
-	records := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
-	if int64(len(records)) != c.Steps {
-		t.Fatalf("%d records, want %d", len(records), c.Steps)
-	}
-	for i, r := range records {
+	for i, r := range readSteps(t, out, c.Steps) {
 		near.Value(t, fmt.Sprintf("loss of step %d", i+1), r.Loss, c.Losses[i], 2e-4)
 		near.Value(t, fmt.Sprintf("gradient norm of step %d", i+1), r.GradNorm, c.GradNorms[i], 2e-3*c.GradNorms[i])
 		near.Value(t, fmt.Sprintf("learning rate of step %d", i+1), r.LR, c.LR[i], 1e-12)
@@ -144,6 +140,16 @@ func readMetrics(t *testing.T, path string) []metricsLine {
 			t.Fatalf("%s: %v", s.Text(), err)
 		}
 		lines = append(lines, r)
+	}
+	return lines
+}
+
+// readSteps is readMetrics for the output folder of a run of so many steps.
+func readSteps(t *testing.T, out string, steps int64) []metricsLine {
+	t.Helper()
+	lines := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
+	if int64(len(lines)) != steps {
+		t.Fatalf("%d records, want %d", len(lines), steps)
 	}
 	return lines
 }

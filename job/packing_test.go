@@ -2,13 +2,13 @@ package job
 
 import (
 	"fmt"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/testkit/near"
 )
 
 // A run with documents packed by best fit has the same losses on every mesh, and goes on from a
@@ -46,11 +46,7 @@ func TestBestFitRun(t *testing.T) {
 			t.Fatal(x, err)
 		}
 		whole := losses(t, dir)
-		for i := range want {
-			if d := math.Abs(whole[i] - want[i]); !(d <= 1e-5) {
-				t.Errorf("%+v: step %d has loss %.8f, on one rank %.8f", x, i+1, whole[i], want[i])
-			}
-		}
+		near.Slice(t, fmt.Sprintf("%+v: losses", x), whole, want, 1e-5)
 		drop(t, dir, 6)
 		if _, err := run(x.ranks, x.mesh, "parallel.zero=1"); err != nil || !slices.Equal(losses(t, dir), whole) {
 			t.Errorf("%+v, resumed after step 4: %v, losses %v, want %v", x, err, losses(t, dir), whole)

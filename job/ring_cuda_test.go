@@ -25,7 +25,7 @@ func TestCUDARingGoldens(t *testing.T) {
 		} {
 			out := t.TempDir()
 			onCUDA(t, filepath.Join(dir, c.Job), m.ranks, append(m.sets, "output.dir="+out, "device.dtype=f32")...)
-			for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+			for i, r := range readSteps(t, out, c.Steps) {
 				if !(math.Abs(r.Loss-c.Losses[i]) <= 2e-4) {
 					t.Errorf("%v: step %d: loss %.7f, PyTorch %.7f", m.sets, i+1, r.Loss, c.Losses[i])
 				}

@@ -28,7 +28,7 @@ func TestShardedGoldens(t *testing.T) {
 				if err := Run(o); err != nil {
 					t.Fatal(err, stderr.String())
 				}
-				for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+				for i, r := range readSteps(t, out, c.Steps) {
 					if d := math.Abs(r.Loss - c.Losses[i]); !(d <= 2e-4) {
 						t.Errorf("step %d: loss %.7f, PyTorch %.7f: off by %.1e", i+1, r.Loss, c.Losses[i], d)
 					}
