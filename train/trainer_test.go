@@ -70,6 +70,7 @@ type run struct {
 	usedTiles *model.Tiles // set to the tiles that were used; nil = not set
 	zero      int
 	lr        float64      // of sgd; 0 = 0.3
+	clip      float64      // of gradients; 0 = 1, negative = none
 	keep      *Checkpoints // nil = no checkpoints
 	stop      bool         // after the first step
 	resume    bool         // from the newest checkpoint of keep
@@ -183,6 +184,9 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		if x.lr > 0 {
 			opt.LR = x.lr
 		}
+	}
+	if x.clip != 0 {
+		opt.Clip = max(0, x.clip)
 	}
 	w, err := NewWeights(d, mesh, m.Groups(), x.compute, opt, x.zero, x.offload)
 	if err = comm.Agree(mesh.World, err); err != nil {
