@@ -88,6 +88,7 @@ type run struct {
 // outcome is the result of a run on rank 0.
 type outcome struct {
 	losses, norms []float64
+	flops         []float64 // of the job
 	eval          float64
 	weights       []float32 // master weights that are trained
 	numel         int64     // of all parameters
@@ -235,6 +236,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		}
 		o.sent = ledger.Get("sequence", comm.OpAllToAll).Bytes
 		o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
+		o.flops = append(o.flops, r.ModelTFLOPS*1e12*r.Seconds*float64(mesh.World.Size()))
 		return nil
 	}
 	setup.Hooks.Eval = func(r *EvalRecord) error {
