@@ -69,7 +69,7 @@ type run struct {
 	tiles     model.Tiles
 	usedTiles *model.Tiles // set to the tiles that were used; nil = not set
 	zero      int
-	lr        float64      // of sgd; 0 = 0.3
+	lr        float64      // 0 = 0.3 for sgd, 3e-3 for adamw
 	clip      float64      // of gradients; 0 = 1, negative = none
 	keep      *Checkpoints // nil = no checkpoints
 	stop      bool         // after the first step
@@ -182,9 +182,9 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		Clip: 1, Schedule: "cosine", Warmup: 3}
 	if x.optimizer == "sgd" {
 		opt.LR = 0.3
-		if x.lr > 0 {
-			opt.LR = x.lr
-		}
+	}
+	if x.lr > 0 {
+		opt.LR = x.lr
 	}
 	if x.clip != 0 {
 		opt.Clip = max(0, x.clip)
