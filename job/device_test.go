@@ -159,11 +159,7 @@ func checkHalves(t *testing.T, file, dir string) (bits []byte) {
 
 // Verify compares all ranks with one rank on the test device.
 func TestVerifyOnALateDevice(t *testing.T) {
-	cases := readGoldens(t, "train")
-	for dir, c := range cases {
-		if c.Name != "qwen3-sgd-packed" && c.Name != "llama-adamw-dp2" {
-			continue
-		}
+	for dir, c := range namedGoldens(t, "qwen3-sgd-packed", "llama-adamw-dp2") {
 		for _, dtype := range []string{"f32", "bf16"} {
 			stdout, stderr, err := runLate(t, Verify, filepath.Join(dir, c.Job), 4, dtype, "output.dir="+t.TempDir(),
 				"parallel.ulysses=2")
@@ -172,7 +168,6 @@ func TestVerifyOnALateDevice(t *testing.T) {
 				t.Errorf("%s in %s: %v\n%s%s", c.Name, dtype, err, stdout, stderr)
 			}
 		}
-		delete(cases, dir)
 	}
 	dir := filepath.Join(goldens, "attention-gqa-packed")
 	for _, dtype := range []string{"f32", "bf16"} {
@@ -226,11 +221,7 @@ func TestTypesOfTheDevice(t *testing.T) {
 // of the plug-in and its communicators.
 func TestJobsOnThePlugin(t *testing.T) {
 	cudatest.Use(t)
-	cases := readGoldens(t, "train")
-	for dir, c := range cases {
-		if c.Name != "llama-adamw-dp2" && c.Name != "qwen3-adamw-packed" {
-			continue
-		}
+	for dir, c := range namedGoldens(t, "llama-adamw-dp2", "qwen3-adamw-packed") {
 		for _, x := range []struct {
 			dtype, comm string
 			limit       float64

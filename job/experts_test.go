@@ -82,19 +82,13 @@ func TestExpertsOnMeshes(t *testing.T) {
 
 // The golden of Mixtral and of Qwen3-MoE in a ring and with sharded weights.
 func TestGoldenExpertsSharded(t *testing.T) {
-	cases := readGoldens(t, "train")
-	for dir, c := range cases {
-		for _, name := range []string{"mixtral-adamw-packed", "qwen3_moe-sgd-packed"} {
-			if c.Name != name {
-				continue
-			}
-			for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"},
-				{"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=2"},
-				{"parallel.zero=1", "tile.mlp=5"}, {"parallel.zero=3", "memory.mlp=offload"},
-				{"parallel.experts=4"},
-				{"parallel.ulysses=2", "parallel.ring=2", "parallel.experts=2", "parallel.zero=3", "tile.mlp=5"}} {
-				trainGolden(t, dir, c, 4, sets...)
-			}
+	for dir, c := range namedGoldens(t, "mixtral-adamw-packed", "qwen3_moe-sgd-packed") {
+		for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"},
+			{"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=2"},
+			{"parallel.zero=1", "tile.mlp=5"}, {"parallel.zero=3", "memory.mlp=offload"},
+			{"parallel.experts=4"},
+			{"parallel.ulysses=2", "parallel.ring=2", "parallel.experts=2", "parallel.zero=3", "tile.mlp=5"}} {
+			trainGolden(t, dir, c, 4, sets...)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"ulysses/tensor"
@@ -58,6 +59,17 @@ func readGoldens(t *testing.T, kind string) map[string]goldenCase {
 	}
 	if len(cases) == 0 {
 		t.Fatalf("no goldens of kind %s", kind)
+	}
+	return cases
+}
+
+// namedGoldens returns the goldens of kind train with these names, by folder.
+func namedGoldens(t *testing.T, names ...string) map[string]goldenCase {
+	t.Helper()
+	cases := readGoldens(t, "train")
+	maps.DeleteFunc(cases, func(_ string, c goldenCase) bool { return !slices.Contains(names, c.Name) })
+	if len(cases) != len(names) {
+		t.Fatalf("%d goldens of %v", len(cases), names)
 	}
 	return cases
 }

@@ -12,10 +12,7 @@ import (
 // ulysses x ring.
 func TestCUDARingGoldens(t *testing.T) {
 	cudatest.Use(t)
-	for dir, c := range readGoldens(t, "train") {
-		if c.Name != "qwen3-sgd-packed" {
-			continue
-		}
+	for dir, c := range namedGoldens(t, "qwen3-sgd-packed") {
 		for _, m := range []struct {
 			ranks int
 			sets  []string

@@ -16,29 +16,25 @@ import (
 // Jobs on a ring have PyTorch's losses and weights: ulysses x ring, with packed documents, more
 // ranks than heads, ZeRO, recomputation and linear attention, whose tokens stay in order.
 func TestRingGoldens(t *testing.T) {
-	cases := readGoldens(t, "train")
-	for dir, c := range cases {
-		for _, m := range []struct {
-			name          string
-			ranks         int
-			ulysses, ring int
-			sets          string
-		}{
-			{"llama-sgd-packed", 2, 1, 2, ""}, {"llama-sgd-packed", 6, 2, 3, "parallel.zero=3"},
-			{"qwen2-sgd-plain", 4, 1, 4, "parallel.zero=1"},
-			{"qwen3-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"qwen3-sgd-packed", 4, 2, 2, "memory.qkv=recompute"},
-			{"qwen3-adamw-packed", 8, 4, 2, "parallel.zero=2"},
-			{"qwen3-sgd-packed", 4, 2, 2, "memory.attention=recompute memory.block_input=keep"},
-			{"qwen3-sgd-ignored", 3, 1, 3, "parallel.overlap=on"},
-			{"qwen3_5-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"gemma3-sgd-packed", 4, 2, 2, "parallel.zero=3"},
-			{"gemma2-adamw-packed", 2, 1, 2, ""},
-			{"gemma2-sgd-plain", 6, 2, 3, "parallel.overlap=on memory.mlp=recompute memory.qkv=recompute"},
-			{"gemma3-adamw-dp2", 4, 1, 2, "memory.attention=recompute memory.qkv=recompute"},
-			{"qwen3_5-adamw-packed", 2, 1, 2, ""}, {"qwen3_5-sgd-packed", 4, 2, 2, "gdn.strategy=state"},
-		} {
-			if m.name != c.Name {
-				continue
-			}
+	for _, m := range []struct {
+		name          string
+		ranks         int
+		ulysses, ring int
+		sets          string
+	}{
+		{"llama-sgd-packed", 2, 1, 2, ""}, {"llama-sgd-packed", 6, 2, 3, "parallel.zero=3"},
+		{"qwen2-sgd-plain", 4, 1, 4, "parallel.zero=1"},
+		{"qwen3-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"qwen3-sgd-packed", 4, 2, 2, "memory.qkv=recompute"},
+		{"qwen3-adamw-packed", 8, 4, 2, "parallel.zero=2"},
+		{"qwen3-sgd-packed", 4, 2, 2, "memory.attention=recompute memory.block_input=keep"},
+		{"qwen3-sgd-ignored", 3, 1, 3, "parallel.overlap=on"},
+		{"qwen3_5-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"gemma3-sgd-packed", 4, 2, 2, "parallel.zero=3"},
+		{"gemma2-adamw-packed", 2, 1, 2, ""},
+		{"gemma2-sgd-plain", 6, 2, 3, "parallel.overlap=on memory.mlp=recompute memory.qkv=recompute"},
+		{"gemma3-adamw-dp2", 4, 1, 2, "memory.attention=recompute memory.qkv=recompute"},
+		{"qwen3_5-adamw-packed", 2, 1, 2, ""}, {"qwen3_5-sgd-packed", 4, 2, 2, "gdn.strategy=state"},
+	} {
+		for dir, c := range namedGoldens(t, m.name) {
 			t.Run(fmt.Sprintf("%s, %d x %d %s", m.name, m.ulysses, m.ring, m.sets), func(t *testing.T) {
 				sets := append([]string{fmt.Sprintf("parallel.ulysses=%d", m.ulysses),
 					fmt.Sprintf("parallel.ring=%d", m.ring)}, strings.Fields(m.sets)...)

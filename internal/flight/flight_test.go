@@ -271,8 +271,8 @@ func TestRing(t *testing.T) {
 	}
 	r.Close()
 	r.End(r.Begin("after", all, 1, 1, false, 0))
-	if _, err := Read(File(dir, 1)); !os.IsNotExist(err) && err == nil {
-		t.Error("the file remains")
+	if _, err := Read(File(dir, 1)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file remains: %v", err)
 	}
 	var none *Recorder
 	none.End(none.Begin("x", all, 1, 1, false, 0))
