@@ -274,3 +274,26 @@ func TestMicroBatchReuse(t *testing.T) {
 		t.Errorf("%v allocations a step", n)
 	}
 }
+
+// Gather reads the sequences with the given numbers. They and the micro-batch, by which attention
+// drops, have these numbers.
+func TestGather(t *testing.T) {
+	c := config(4, file(t, t.TempDir(), "a.txt", "abcdefghijklmnopqrstuvwx"))
+	c.Shuffle = true
+	set := open(t, c, EvalConfig{}, 257).Train()
+	numbers := []int64{9, 2, 31}
+	got, err := set.Gather(numbers, nil)
+	if err != nil || got.First != 9 || len(got.Sequences) != 3 {
+		t.Fatalf("%v, first %d, sequences %v", err, got.First, got.Sequences)
+	}
+	for i, n := range numbers {
+		one, err := set.Ordered(n, 1, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := got.Sequences[i]
+		if s.Number != n || !slices.Equal(got.IDs[s.At:s.At+int64(len(one.IDs))], one.IDs) {
+			t.Errorf("sequence %d is %+v with %v, want %v", n, s, got.IDs, one.IDs)
+		}
+	}
+}
