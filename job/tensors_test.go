@@ -16,11 +16,12 @@ import (
 // logits, and their sum is the loss of the step.
 func TestVerifyWritesTensors(t *testing.T) {
 	job := filepath.Join(goldens, "llama-sgd-dp2", "job.toml")
-	for _, m := range []struct{ ranks, ulysses, ring, accumulate string }{{"1", "1", "1", "4"}, {"4", "2", "1", "2"},
-		{"4", "2", "2", "4"}} {
+	for _, m := range []struct{ ranks, ulysses, ring, batch, accumulate string }{{"1", "1", "1", "1", "4"},
+		{"4", "2", "1", "1", "2"}, {"4", "2", "2", "1", "4"}, {"2", "2", "1", "2", "2"}} {
 		path := filepath.Join(t.TempDir(), "tensors.safetensors")
 		args := []string{"verify", job, "-n", m.ranks, "--set", "parallel.ulysses=" + m.ulysses, "--set",
-			"parallel.ring=" + m.ring, "--set", "data.accumulate=" + m.accumulate, "--set", "tile.loss=7", "--set",
+			"parallel.ring=" + m.ring, "--set", "data.batch=" + m.batch, "--set",
+			"data.accumulate=" + m.accumulate, "--set", "tile.loss=7", "--set",
 			"output.dir=" + t.TempDir(), "--tensors", path}
 		if code, out, errs := call(args...); code != status.OK {
 			t.Fatalf("%v %v\n%s%s", m, code, out, errs)
