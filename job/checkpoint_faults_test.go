@@ -88,7 +88,7 @@ func TestDiskReallyFull(t *testing.T) {
 		return syscall.Mount("tmpfs", states, "tmpfs", flags, options)
 	}
 	if err := mount(0, "size=550k"); err != nil {
-		t.Skipf("no small disk can be made here (%v); TestDiskFull has a file that cannot grow", err)
+		needsMounts(t, err)
 	}
 	defer syscall.Unmount(states, syscall.MNT_DETACH)
 	_, err = run(2)
@@ -121,7 +121,7 @@ func TestNoRoomForReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=192k"); err != nil {
-		t.Skipf("no small disk can be made here (%v)", err)
+		needsMounts(t, err)
 	}
 	defer syscall.Unmount(out, syscall.MNT_DETACH)
 	code, _, errs := call(filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "output.dir="+out, "--set",
@@ -162,7 +162,7 @@ func TestRoomForResults(t *testing.T) {
 		return syscall.Mount("tmpfs", small, "tmpfs", flags, fmt.Sprintf("size=%d", bytes))
 	}
 	if err := mount(0, 1<<16); err != nil {
-		t.Skipf("no small disk can be made here (%v)", err)
+		needsMounts(t, err)
 	}
 	defer syscall.Unmount(small, syscall.MNT_DETACH)
 	for _, c := range []struct {

@@ -6,6 +6,7 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/job/file"
+	"ulysses/testkit/need"
 )
 
 // base is the shortest job file of a training job.
@@ -27,4 +28,11 @@ func expectFault(t *testing.T, err error, code status.Code, want []string) {
 			t.Errorf("%v: want it to say %q", err, w)
 		}
 	}
+}
+
+// needsMounts skips a test that cannot mount a small disk, and fails it in CI.
+func needsMounts(t *testing.T, err error) {
+	t.Helper()
+	need.Missing(t, "no small disk can be mounted: "+err.Error(),
+		"run the tests as root, in a container started with --privileged")
 }

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ulysses/testkit/need"
 )
 
 // program is this test binary, which TestMain runs as the program.
@@ -85,7 +87,8 @@ func TestForbiddenCopies(t *testing.T) {
 func TestLoopback(t *testing.T) {
 	if out, err := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo",
 		"up").CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED: this machine cannot make a network namespace: %v %s", err, out)
+		need.Missing(t, fmt.Sprintf("no right to make a network namespace: %v %s", err, out),
+			"allow user namespaces, or run the tests in a container started with --privileged")
 	}
 	inside := `ip link set lo up && exec "$@"`
 	argv := append([]string{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", inside, "sh", "mpirun",
