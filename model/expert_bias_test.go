@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
 )
 
 // MoveBiases moves the bias of each expert of a layer towards equal loads by the rate. An expert
@@ -43,6 +45,39 @@ func TestMoveBiases(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Choices has the choices of each layer by tokens with a target, of the whole sequence on each of
+// its ranks, and the sum over passes. Here the biases alone choose.
+func TestChoices(t *testing.T) {
+	cfg := configs(t)["biased"]
+	s := documents(cfg.VocabSize, 9, 1, 13, 4)
+	for _, n := range append(mpitest.Sizes(), 1) {
+		ranks(t, n, func(c comm.Comm) error {
+			r := newRank(c, cfg, int64(len(s.ids)), true)
+			defer r.close()
+			r.set(weights(r.Model))
+			r.bias.make(cfg, true)
+			r.SetSequences(mostDocuments)
+			copy(r.bias.values, []float32{0, 0, 10, 0, 10 /* layer 1: */, 10, 10, 0, 0, 0})
+			b := shard(c, s)
+			table, err := r.Memory(b.SP.Rows(), int64(len(s.ids)), true)
+			must(err)
+			r.c.Arena.Free()
+			r.c.Arena, err = device.NewArena(r.dev, "activations", Bytes(table))
+			must(err)
+			for pass := 1.0; pass <= 2; pass++ {
+				if _, err := r.ForwardBackward(r.c, b); err != nil {
+					return err
+				}
+				all := pass * float64(s.valid())
+				if want := []float64{0, 0, all, 0, all, all, all, 0, 0, 0}; !slices.Equal(r.Choices(), want) {
+					t.Errorf("rank %d of %d: choices %v after pass %v, want %v", c.Rank(), n, r.Choices(), pass, want)
+				}
+			}
+			return nil
+		})
+	}
 }
 
 // A folder has the biases beside the routers in F32. Biases that are missing, of another shape, not
