@@ -80,6 +80,8 @@ type run struct {
 	offload   Offload // of the optimizer's states
 	choice    *Choice // set to the choice of the planner; nil = not set
 	onNaN     string  // "" = stop
+	biasRate  float64 // of the biases of experts; 0 = there are none
+	made      func(m *model.Model)
 	// called on every rank between the passes and the reduction of each step, and after the step;
 	// nil = no call
 	probe, after func(w Weights, step int64) error
@@ -165,13 +167,21 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err != nil {
 		return o, err
 	}
+	if x.biasRate > 0 {
+		if err := cfg.AddExpertBias(); err != nil {
+			return o, err
+		}
+	}
 	m, err := model.New(d, mesh.Seq, cfg,
 		model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora,
-			Experts: mesh.ExpertRanks()})
+			Experts: mesh.ExpertRanks(), MoveBiases: x.biasRate > 0})
 	if err != nil {
 		return o, err
 	}
 	defer m.Close()
+	if x.made != nil {
+		x.made(m)
+	}
 	if err := m.SetTiles(x.tiles); err != nil {
 		return o, err
 	}
@@ -179,7 +189,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		defer func() { *x.usedTiles = m.Tiles() }()
 	}
 	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1,
-		Clip: 1, Schedule: "cosine", Warmup: 3}
+		Clip: 1, Schedule: "cosine", Warmup: 3, ExpertBiasRate: x.biasRate}
 	if x.optimizer == "sgd" {
 		opt.LR = 0.3
 	}
