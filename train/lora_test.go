@@ -1,6 +1,7 @@
 package train
 
 import (
+	"maps"
 	"math"
 	"testing"
 
@@ -10,6 +11,28 @@ import (
 	"ulysses/testkit/devicetest"
 	"ulysses/testkit/fake"
 )
+
+// With overlapped projections, q, k and v take their rows of the adapter that they share if the
+// files of the model have them in one matrix. The results are equal to the results of one rank,
+// which does not overlap.
+func TestLoRAOfFusedProjections(t *testing.T) {
+	tiny["phi3"] = maps.Clone(tiny["llama"])
+	tiny["phi3"]["model_type"], tiny["phi3"]["pad_token_id"] = "phi3", 0
+	delete(tiny["phi3"], "mlp_bias")
+	defer delete(tiny, "phi3")
+	x := run{model: "phi3", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 3, lr: 0.3,
+		lora: &model.LoRA{Rank: 3, Alpha: 7, Targets: []string{"qkv_proj"}}}
+	want := x.train(t)
+	if !(want.losses[2] < want.losses[0]) {
+		t.Errorf("the loss does not decrease: %v", want.losses)
+	}
+	x.ranks, x.ulysses, x.overlap = 2, 2, true
+	got := x.train(t)
+	x.near(t, got, want, 1e-5)
+	if d := furthest(got.weights, want.weights); !(d <= 2e-5*largest(want.weights)) {
+		t.Errorf("the weights differ by %.2g", d)
+	}
+}
 
 // Three steps that train adapters give the weights of one rank on every mesh, with every ZeRO stage
 // and policy of activations, and with tiles. Planned memory is used exactly.

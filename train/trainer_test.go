@@ -82,6 +82,7 @@ type run struct {
 	onNaN     string  // "" = stop
 	biasRate  float64 // of the biases of experts; 0 = there are none
 	made      func(m *model.Model)
+	overlap   bool // q, k and v are projected and sent one after the other
 	// called on every rank between the passes and the reduction of each step, and after the step;
 	// nil = no call
 	probe, after func(w Weights, step int64) error
@@ -174,7 +175,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	}
 	m, err := model.New(d, mesh.Seq, cfg,
 		model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora,
-			Experts: mesh.ExpertRanks(), MoveBiases: x.biasRate > 0})
+			Experts: mesh.ExpertRanks(), MoveBiases: x.biasRate > 0,
+			Overlap: x.overlap})
 	if err != nil {
 		return o, err
 	}
