@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"ulysses/testkit/tensorfile"
@@ -294,6 +295,34 @@ func TestGather(t *testing.T) {
 		s := got.Sequences[i]
 		if s.Number != n || !slices.Equal(got.IDs[s.At:s.At+int64(len(one.IDs))], one.IDs) {
 			t.Errorf("sequence %d is %+v with %v, want %v", n, s, got.IDs, one.IDs)
+		}
+	}
+}
+
+// Each epoch has all sequences in an order of its own, which also depends on the seed.
+func TestEpochsHaveTheirOrders(t *testing.T) {
+	c := config(4, file(t, t.TempDir(), "a.txt", strings.Repeat("abcdefgh", 20)))
+	c.Shuffle = true
+	set := open(t, c, EvalConfig{}, 257).Train()
+	n := set.Sequences()
+	order := func(epoch int64) (all []int64) {
+		for i := range n {
+			all = append(all, set.sequence(epoch*n+i))
+		}
+		return all
+	}
+	first, second := order(0), order(1)
+	set.seed++
+	other := order(0)
+	if slices.Equal(first, second) || slices.Equal(first, other) || slices.Equal(second, other) {
+		t.Errorf("orders of two epochs %v and %v, with another seed %v", first, second, other)
+	}
+	for _, all := range [][]int64{first, second, other} {
+		slices.Sort(all)
+		for i, s := range all {
+			if s != int64(i) {
+				t.Fatalf("an epoch has the sequences %v", all)
+			}
 		}
 	}
 }
