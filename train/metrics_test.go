@@ -1,10 +1,13 @@
 package train
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"ulysses/internal/clock"
 )
 
 // A resumed run has the name of the run, and goes on with the sum of the tokens of the lines that
@@ -42,5 +45,18 @@ func TestResumeMetrics(t *testing.T) {
 	if text, err := os.ReadFile(path); err != nil || r.TotalTokens != 124 || r.Run != first.run || len(r.Run) != 12 ||
 		strings.Count(string(text), `"run":"`+r.Run) != 3 || strings.Count(string(text), "\n") != 3 {
 		t.Errorf("%v: %d tokens of run %s, want 124 of %s:\n%s", err, r.TotalTokens, r.Run, first.run, text)
+	}
+}
+
+// A record has the seconds of its step, in computing and in waiting for other ranks, and not the
+// sums since the start. A phase may be new.
+func TestSecondsOfAStep(t *testing.T) {
+	before := []clock.Phase{{Name: "data", Seconds: 5, Waiting: 2}, {Name: "loss", Seconds: 1}}
+	after := []clock.Phase{{Name: "data", Seconds: 8, Waiting: 2.5}, {Name: "loss", Seconds: 1.25},
+		{Name: "mlp", Seconds: 4, Waiting: 1}}
+	seconds, waiting := since(before, after)
+	if !maps.Equal(seconds, map[string]float64{"data": 3, "loss": 0.25, "mlp": 4}) ||
+		!maps.Equal(waiting, map[string]float64{"data": 0.5, "mlp": 1}) {
+		t.Errorf("seconds %v, of which %v in waiting", seconds, waiting)
 	}
 }
