@@ -13,7 +13,7 @@ import (
 
 // Dropout of attention drops the same weights on every mesh, with every policy for activations and
 // in groups of heads: losses are the losses of one rank within the rounding of F32. It changes with
-// the seed and from step to step.
+// the seed.
 func TestDropoutIsTheSameOnEveryMesh(t *testing.T) {
 	for _, name := range []string{"llama-sgd-packed", "qwen3-sgd-packed", "qwen3_5-sgd-packed"} {
 		path := filepath.Join(goldens, name, "job.toml")
@@ -48,6 +48,32 @@ func TestDropoutIsTheSameOnEveryMesh(t *testing.T) {
 			for i := range want {
 				if d := math.Abs(got[i] - want[i]); !(d <= 2e-6*want[i]) {
 					t.Errorf("%s on %v: step %d: loss %v, on one rank %v", name, sets, i+1, got[i], want[i])
+				}
+			}
+		}
+	}
+}
+
+// Each step drops other weights: steps over the same sequences with the same weights of the model
+// have different losses. Without dropout they differ by rounding alone.
+func TestDropoutOfEachStep(t *testing.T) {
+	for _, x := range []struct {
+		dropout string
+		least   float64
+		most    float64
+	}{{"0.3", 1e-4, 1}, {"0.0", 0, 1e-6}} {
+		dir, run := newKept(t, "model.override={attention_dropout="+x.dropout+"}", "optimizer.lr=0.0",
+			"optimizer.weight_decay=0.0", "checkpoint.every=0", "output.model=false")
+		text := strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 4)
+		put(t, filepath.Join(dir, "a.txt"), text[:4*48-1]) // four sequences, the global batch
+		if _, err := run(1); err != nil {
+			t.Fatal(err)
+		}
+		all := losses(t, dir)
+		for i, l := range all {
+			for _, other := range all[:i] {
+				if d := math.Abs(l - other); !(d >= x.least && d <= x.most) {
+					t.Errorf("dropout %s: losses %v of the steps", x.dropout, all)
 				}
 			}
 		}
