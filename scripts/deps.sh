@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # deps.sh build|test [install]: checks for the packages that the build needs (Open MPI, gcc,
-# pkg-config; Go must be installed), or that the tests need (also MPICH, Slurm, g++, gfortran, and
-# venv for the CUDA compiler, the linters and the tests of python/, and Python's headers for
+# pkg-config; Go must be installed), or that the tests need (also MPICH, Slurm, ip, g++, gfortran,
+# and venv for the CUDA compiler, the linters and the tests of python/, and Python's headers for
 # torch.compile). With MPICC=mpicc.mpich, or another wrapper than mpicc, the build does not need
 # Open MPI.
 #
@@ -39,7 +39,7 @@ if [ "$what" = test ]; then
   python3 -c 'import ensurepip' >/dev/null 2>&1 || packages+=(python3-venv)
   python3 -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' >/dev/null 2>&1 ||
     packages+=(python3-dev)
-  for b in munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do
+  for b in munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client ip:iproute2; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${b%%:*}" >/dev/null || packages+=("${b##*:}")
   done
 fi
