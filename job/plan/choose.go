@@ -52,8 +52,9 @@ func LeavesMeshOpen(j *file.Job, world int) bool {
 
 // Choose returns the mesh for a job that leaves degrees, or the form of its ring, open. The
 // sequences of a step do not change: replicas divide data.accumulate. If no mesh fits into memory,
-// it returns the mesh of all ranks in one sequence, and the caller's checks name the reason. If the
-// job is not possible on any mesh, or planning fails for another reason, it returns the error.
+// it returns the mesh with the job's degrees, or that of all ranks in one sequence, and the
+// caller's checks name the reason. If the job is not possible on any mesh, or planning fails for
+// another reason, it returns the error.
 func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 	options := meshOptions(j, int64(world), m, x)
 	for i := range options {
@@ -75,9 +76,10 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 		best = min(best, tried[i].seconds)
 	}
 	if math.IsInf(best, 1) {
-		ring := max(1, j.Parallel.Ring)
-		whole := meshOption{mesh: file.Mesh{World: int64(world), Ulysses: max(1, int64(world)/ring), Ring: ring,
-			Replicas: 1}}
+		all, ring := int64(world), max(1, j.Parallel.Ring)
+		ulysses := cmp.Or(j.Parallel.Ulysses, max(1, all/ring))
+		whole := meshOption{mesh: file.Mesh{World: all, Ulysses: ulysses, Ring: ring,
+			Replicas: max(1, all/ulysses/ring)}} // the product of two large degrees may overflow
 		if !slices.ContainsFunc(tried, func(o meshOption) bool { return status.Of(o.why) == status.OutOfMemory }) {
 			if err := whole.plan(j, m, x); err != nil {
 				return nil, err

@@ -192,14 +192,28 @@ func TestChoiceKeepsTheJob(t *testing.T) {
 	}
 }
 
-// If no mesh fits, the whole sequence is on all ranks, and the line says so.
+// If no mesh fits, the whole sequence is on all ranks, and the line says so. The line names the
+// degrees of a job that leaves only the form of its ring open.
 func TestNoMeshFits(t *testing.T) {
-	j, x := parsed(t, llama8B, "data.sequence=1048576")
-	m := h200s(8)
-	m.Info.Memory = 1 << 30
-	if c := choose(t, j, 4, m, x); c.Mesh.Ulysses != 4 || c.Mesh.Ring != 1 || c.Seconds != 0 ||
-		!strings.Contains(c.Text, "no mesh of 4 ranks fits") {
-		t.Errorf("%+v", c)
+	for _, c := range []struct {
+		ranks int
+		sets  []string
+		want  string
+	}{
+		{4, nil, "mesh: ulysses 4 x data 1: no mesh of 4 ranks fits"},
+		{3, []string{"parallel.ring=3"}, "mesh: ulysses 1 x ring 3 x data 1: no mesh of 3 ranks fits"},
+		{12, []string{"parallel.ulysses=2", "parallel.ring=3"},
+			"mesh: ulysses 2 x ring 3 x data 2: no mesh of 12 ranks fits"},
+	} {
+		j, x := parsed(t, llama8B, append(c.sets, "data.sequence=1048576")...)
+		m := h200s(8)
+		m.Info.Memory = 1 << 30
+		choice := choose(t, j, c.ranks, m, x)
+		j.Choose(choice.Mesh)
+		if err := j.Resolve(c.ranks); err != nil || choice.Seconds != 0 || !strings.HasPrefix(choice.Text, c.want) ||
+			!strings.HasPrefix(choice.Text, fmt.Sprintf("mesh: %v: ", j.Mesh)) {
+			t.Errorf("%q, not %q, for %v: %v", choice.Text, c.want, j.Mesh, err)
+		}
 	}
 }
 
