@@ -14,11 +14,8 @@ import (
 
 // Eval is the verb eval: it evaluates the folder that o.words name with the data of the job.
 func Eval(o Options) error {
-	var err error
 	o.verb = "eval"
-	if o.Sets, err = o.evaluationOf(o.folder()); err != nil {
-		return err
-	}
+	o.Sets, o.fault = o.evaluationOf(o.folder())
 	return onRanks(o, runKind)
 }
 

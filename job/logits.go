@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -18,19 +19,12 @@ import (
 // each token to a file, and compares them with the results of another folder.
 func Logits(o Options) error {
 	o.verb = "logits"
-	user := o.Sets
-	var err error
-	if o.Sets, err = o.evaluationOf(o.folder()); err != nil {
-		return err
-	}
 	var others []string
 	if o.compare != "" {
-		other := o
-		other.Sets = user
-		if others, err = other.evaluationOf(o.compare); err != nil {
-			return err
-		}
+		others, o.fault = o.evaluationOf(o.compare)
 	}
+	sets, err := o.evaluationOf(o.folder())
+	o.Sets, o.fault = sets, cmp.Or(err, o.fault)
 	return onRanks(o, func(e *Env) error {
 		if err := comm.Agree(e.Mesh.World, o.checkTensorsFile(e.Mesh.World.Rank())); err != nil {
 			return err

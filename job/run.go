@@ -43,6 +43,7 @@ type Options struct {
 	args    []string // the whole command line, with the program; empty if there is none
 	words   []string // the words after the verb
 	text    string   // text that is printed instead of running a verb
+	fault   error    // of this rank, from before the ranks start
 
 	search   bool            // of a plan: every mesh
 	cluster  string          // of a plan: a file that describes another machine; of doctor: the job file
@@ -88,14 +89,14 @@ func onRanks(o Options, body func(*Env) error) error {
 		o.signals = launch.CatchSignals(o.verb, o.Stderr)
 		defer o.signals.Release()
 	}
-	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: o.warn}
+	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: o.warn, Fault: o.fault}
 	return launch.Start(start, func(r launch.Rank) (error, bool) { return runRank(r, o, body) })
 }
 
 // sharedFolder returns output.dir of a training job that a launcher has started; "" for other jobs,
 // and if this rank cannot read the job file on its own.
 func (o *Options) sharedFolder() string {
-	if slurm.Env().Tasks < 2 || o.Path == "" {
+	if slurm.Env().Tasks < 2 || o.Path == "" || o.fault != nil {
 		return ""
 	}
 	src, err := file.Read(o.Path)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"ulysses/internal/status"
 )
 
 // Processes decide alike which checkpoint is the best and when the run ends, and show samples.
@@ -72,5 +74,38 @@ func TestEvaluateUnderMPI(t *testing.T) {
 			t.Fatalf("%s ranks: exit %d, %v\n%s\n%s", n, code, err, stdout, stderr)
 		}
 		same(t, n+" ranks", []float64{x.Loss}, []float64{losses[2]}, 1e-5)
+	}
+}
+
+// A folder that one node does not have is named with the rank, and one that no node has is named
+// once.
+func TestEvaluateAFolderOfOneNode(t *testing.T) {
+	job, err := filepath.Abs(quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, folder := range []string{"0/model", "1"} {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "0/model/config.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	on := func(rank string, words ...string) []string {
+		return append([]string{"sh", "-c", `cd "$0" && exec "$@"`, filepath.Join(dir, rank), program}, words...)
+	}
+	for want, words := range map[string][]string{
+		"ulysses-mpi: rank 1: eval: model: no such folder":   {"eval", job, "model"},
+		"ulysses-mpi: rank 1: logits: model: no such folder": {"logits", job, "model", "--compare", "model"},
+		"ulysses-mpi: logits: none: no such folder":          {"logits", job, "none"},
+	} {
+		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"},
+			eachRank(on("0", words...), on("1", words...))...)
+		if code, _, stderr := launch(t, nil, argv...); code != int(status.InvalidConfig) ||
+			strings.Count(stderr, want) != 1 || strings.Count(stderr, "no such folder") != 1 {
+			t.Errorf("%q: exit %d: %s", words, code, stderr)
+		}
 	}
 }

@@ -7,6 +7,7 @@
 package launch
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/signal"
@@ -25,6 +26,9 @@ type Options struct {
 	// Folder is one that all ranks share, for their files until all have started; "" = none.
 	Folder string
 	Warn   func(text string) // prints a warning of this rank
+	// Fault is an error of this rank, which all ranks return once they have started. A rank that
+	// ended before would end the job without a message.
+	Fault error
 }
 
 // Rank is a rank that has started.
@@ -61,7 +65,10 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 		return refused(env, err)
 	}
 	timeout, fault := Timeout("auto")
-	if env.Tasks <= 1 {
+	if fault != nil {
+		timeout = defaultTimeout
+	}
+	if fault = cmp.Or(fault, o.Fault); env.Tasks <= 1 {
 		if fault != nil {
 			return Own(fault)
 		}
@@ -73,9 +80,6 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	}
 	// A rank with a fault starts MPI all the same: the others, which may have none, would wait for
 	// it until the timeout.
-	if fault != nil {
-		timeout = defaultTimeout
-	}
 	world, err := startMPI(env, timeout, &o)
 	if err != nil {
 		return err
