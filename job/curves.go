@@ -13,8 +13,8 @@ import (
 	"ulysses/train"
 )
 
-// openCurves creates an event file on rank 0 if output.tensorboard is set. A new run with
-// output.overwrite removes the event files of the run before. Collective.
+// openCurves creates an event file on rank 0 if output.tensorboard is set. A run that does not
+// resume from a checkpoint of output.dir removes the event files of the run before. Collective.
 func (s *session) openCurves() (f *tfevents.File, err error) {
 	if !s.Job.Output.TensorBoard || s.Job.Kind != "train" {
 		return nil, nil
@@ -30,7 +30,7 @@ func (s *session) createCurves() (*tfevents.File, error) {
 		return nil, err
 	}
 	dir, done := filepath.Join(s.Job.Output.Dir, file.TensorBoardFolder), s.trainer.Loop.Resumed
-	if done == 0 {
+	if !s.resumesHere() { // metrics.jsonl begins anew as well
 		for _, path := range input.Match(dir, tfevents.Pattern) {
 			if err := os.Remove(path); err != nil {
 				return nil, status.Errorf(status.IO, "tensorboard: %w; choose another output.dir", err)

@@ -64,4 +64,13 @@ func TestCurves(t *testing.T) {
 	if _, err := run(2, "train.steps=2", "output.overwrite=true", "checkpoint.resume=off"); err != nil || parts() != 1 {
 		t.Errorf("a new run: %v, %d event files", err, parts())
 	}
+	// a run that resumes from a checkpoint of another folder is a new one here
+	elsewhere := filepath.Join(dir, "elsewhere")
+	if err := os.Rename(filepath.Join(dir, "out", "checkpoints"), elsewhere); err != nil {
+		t.Fatal(err)
+	}
+	from := "checkpoint.resume=" + filepath.Join(elsewhere, "step-00000002")
+	if _, err := run(2, "train.steps=4", "output.overwrite=true", from); err != nil || parts() != 1 {
+		t.Errorf("a run with %s: %v, %d event files", from, err, parts())
+	}
 }

@@ -178,7 +178,7 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 			return m, comm.Agree(s.Mesh.World, err)
 		}
 		t.Checkpoints.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
-		resumes := s.from != "" && outdir.Inside(s.from, t.Checkpoints.Dir)
+		resumes := s.resumesHere()
 		if !resumes {
 			err = s.refuseResults()
 		}
@@ -203,6 +203,12 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 		}
 	}
 	return m, comm.Agree(s.Mesh.World, err)
+}
+
+// resumesHere reports whether the run resumes from a checkpoint of its own output.dir, and
+// continues the files there.
+func (s *session) resumesHere() bool {
+	return s.from != "" && outdir.Inside(s.from, s.trainer.Checkpoints.Dir)
 }
 
 // removeLeft removes the unfinished files that killed runs have left in output.dir. Otherwise a
