@@ -21,6 +21,9 @@ func applyRates(c *file.Cluster, m *Machine) {
 			*r.to = r.given * r.unit
 		}
 	}
+	if x.Delta > 0 {
+		m.Rates.DeltaBack = 0 // as measured here; the backward pass has the given rate as well
+	}
 	if c.Memory > 0 {
 		m.Info.Memory = units.FromGiB(c.Memory)
 	}
