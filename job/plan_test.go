@@ -295,6 +295,9 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB --cluster " + file("nodes = 3\nranks_per_node = 2\n[rates]\nmessage = 5.0") +
 			" --set parallel.two_level=on", status.OK,
 			[]string{"levels           all-to-alls with two levels, over 3 nodes of 2 ranks"}},
+		// three ranks of the six that a node has room for have all of its memory
+		{"plan JOB -n 3 --cluster " + file("ranks_per_node = 6\nhost_memory = 3.0"), status.OK,
+			[]string{"3 ranks, ulysses 3 x data 1, zero 0, 3 a node", "and 1.0 GiB of host memory are free"}},
 		{"plan JOB -n 3 --set memory.device=1e-4", status.OutOfMemory,
 			[]string{"memory.device allows", "--search lists the meshes and ZeRO stages that fit"}},
 		{"plan JOB -n 3 --set data.sequence=1000000000", status.OutOfMemory,

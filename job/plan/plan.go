@@ -108,8 +108,10 @@ func (o *Options) machine(j *file.Job, x *subject) (ranks int, m *Machine, err e
 		if err != nil {
 			return 0, nil, err
 		}
+		ranks = cmp.Or(o.Ranks, int(c.Nodes*c.PerNode))
+		c.PerNode = min(c.PerNode, int64(ranks)) // which share the memory of the node
 		m, err = clusterMachine(c, j, x)
-		return cmp.Or(o.Ranks, int(c.Nodes*c.PerNode)), m, err
+		return ranks, m, err
 	}
 	env := slurm.Env()
 	ranks = cmp.Or(o.Ranks, RanksOfReplica(j))
