@@ -3,6 +3,7 @@ package job
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"ulysses/backends"
@@ -99,7 +100,11 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, r launch.Rank
 		}
 		watch.SetLimit(limit)
 	}
-	s.Output = j.Output.Dir
+	s.Output, s.OneWriter = j.Output.Dir, j.Kind != "train"
+	if !j.IsModelJob() {
+		_, output := j.OperatorFiles()
+		s.Output, s.OutputKey = filepath.Dir(*output), j.Kind+".output"
+	}
 	var folder *model.Folder
 	s.Files, folder = jobFiles(j)
 	if folder != nil {

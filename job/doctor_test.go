@@ -120,3 +120,17 @@ func TestDoctorOfAJob(t *testing.T) {
 		t.Errorf("left behind: %v", entries)
 	}
 }
+
+// For an operator job, doctor checks the folder of its output file, which the run does not create.
+func TestDoctorOfAnOperatorJob(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "job.toml")
+	text := "kind = \"gdn\"\n[gdn]\ninput = \"in.safetensors\"\noutput = \"none/out.safetensors\"\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := call("doctor", "--cluster", path)
+	if code != status.IO || !strings.Contains(out, "gdn.output: rank 0 on ") ||
+		!strings.Contains(out, "cannot write into it: ") || !strings.Contains(out, "2 findings") {
+		t.Errorf("%v: %s%s", code, out, errs)
+	}
+}

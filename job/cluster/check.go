@@ -7,6 +7,7 @@
 package cluster
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"time"
@@ -31,7 +32,11 @@ type Subject struct {
 	JobFile   []byte // as this rank reads it
 	JobErr    error
 	Files     []Files
-	Output    string // output.dir
+	Output    string // folder of the results
+	// OutputKey is the key of an operator job that names a file in Output, which must exist; "" =
+	// output.dir, which a run creates.
+	OutputKey string
+	OneWriter bool // only rank 0 writes into Output
 	// Open opens the device of this rank, with the type of the job's matrix products.
 	Open func() (device.Device, tensor.DType, error)
 	// Variables are the environment variables by name. Interfaces are the network interfaces.
@@ -143,8 +148,9 @@ func (r *Report) hasFault(key string) bool {
 	return false
 }
 
-// output checks that all ranks see one output.dir and can write into it. If the folder does not
-// exist, it checks the nearest folder above it. Nothing stays behind.
+// output checks that the ranks that write into the folder of the results can do so, and see the
+// same folder. If output.dir does not exist, it checks the nearest folder above it. Nothing stays
+// behind.
 func (r *Report) output(c comm.Comm, s *Subject) error {
 	type start struct {
 		Dir   string
@@ -152,23 +158,29 @@ func (r *Report) output(c comm.Comm, s *Subject) error {
 		Err   string
 	}
 	var first start
+	key := cmp.Or(s.OutputKey, "output.dir")
 	if c.Rank() == 0 {
-		first.Dir = existing(s.Output)
+		if first.Dir = s.Output; s.OutputKey == "" {
+			first.Dir = existing(s.Output)
+		}
 		var err error
 		if first.Token, err = outdir.WriteToken(first.Dir, s.Host); err != nil {
 			first.Err = err.Error()
 		}
 		defer first.Token.Remove(first.Dir)
 	}
-	all, err := comm.GatherJSON(c, "doctor: output.dir", first)
+	all, err := comm.GatherJSON(c, "doctor: "+key, first)
 	if err != nil {
 		return err
 	}
 	first = all[0]
 	if first.Err != "" {
 		r.Findings = append(r.Findings,
-			Finding{status.IO, "output.dir", who(r.Ranks, 0) + " cannot write into it: " + first.Err +
+			Finding{status.IO, key, who(r.Ranks, 0) + " cannot write into it: " + first.Err +
 				"; choose a folder that you may write to"})
+		return nil
+	}
+	if s.OneWriter {
 		return nil
 	}
 	var own string
@@ -185,7 +197,7 @@ func (r *Report) output(c comm.Comm, s *Subject) error {
 	for rank, text := range texts {
 		if host := r.Ranks[rank].Host; len(text) > 0 && !seen[host] {
 			seen[host] = true
-			r.Findings = append(r.Findings, Finding{status.InvalidConfig, "output.dir", string(text)})
+			r.Findings = append(r.Findings, Finding{status.InvalidConfig, key, string(text)})
 		}
 	}
 	return nil

@@ -155,6 +155,8 @@ func TestClusterCheck(t *testing.T) {
 				s.Output = other
 			}
 		}, "", status.OK}, // all ranks look where rank 0 does
+		{"no folder of an output file", func(rank int, s *Subject) { s.OutputKey, s.OneWriter = "gdn.output", true },
+			"rank 0 on n1 cannot write into it: ", status.IO}, // a run does not create it
 		{"clock", func(rank int, s *Subject) {
 			if rank > 1 {
 				s.now = func() time.Time { return time.Now().Add(3 * time.Second) }
@@ -195,6 +197,10 @@ func TestOutputNotShared(t *testing.T) {
 		}
 		if c.Rank() == 1 { // the folder of rank 0 is hidden from rank 1
 			c = blind{c, own}
+		}
+		// it need not be, if rank 0 alone writes
+		if err := x.output(c, &Subject{Host: "n1", Output: own, OneWriter: true}); err != nil || len(x.Findings) > 0 {
+			t.Errorf("one writer: %v, %v", x.Findings, err)
 		}
 		if err := x.output(c, &Subject{Host: "n1", Output: own}); err != nil {
 			return err
