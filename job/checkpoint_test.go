@@ -166,6 +166,33 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// A run that resumes from the last checkpoint of another folder, and has no step left, replaces the
+// model of the run before, though it is newer than the checkpoint.
+func TestResumeTheEndOfAnotherFolder(t *testing.T) {
+	dir, run := newKept(t)
+	model := func(name string) []byte {
+		text, err := os.ReadFile(filepath.Join(dir, name, "model", "model.safetensors"))
+		if err != nil {
+			t.Error(err)
+		}
+		return text
+	}
+	for _, sets := range [][]string{{"seed=5"}, {"seed=7", "output.dir=" + filepath.Join(dir, "other")}} {
+		if _, err := run(1, sets...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := model("out")
+	if bytes.Equal(want, model("other")) {
+		t.Fatal("both runs have the same model")
+	}
+	out, err := run(1, "seed=5", "output.dir="+filepath.Join(dir, "other"), "output.overwrite=true",
+		"checkpoint.resume="+filepath.Join(dir, "out", "checkpoints", "step-00000006"))
+	if err != nil || !strings.Contains(out, "nothing left to do") || !bytes.Equal(model("other"), want) {
+		t.Errorf("%v: the model of the run before is left: %s", err, out)
+	}
+}
+
 // The newest checkpoints stay. checkpoint.resume = "off" starts a new run.
 func TestKeep(t *testing.T) {
 	dir, run := newKept(t, "output.overwrite=true")

@@ -176,7 +176,8 @@ func (s *session) run() error {
 
 // saveMissing writes the model of a run that ended after its last checkpoint and before the model
 // was written. Then the folder has no model, or one that is older than the checkpoint: of another
-// run, or of this one with fewer steps. Collective.
+// run, or of this one with fewer steps. A run that resumes from a checkpoint of another folder has
+// not written the model that is here. Collective.
 func (s *session) saveMissing() error {
 	if !s.Job.Output.Model {
 		return nil
@@ -184,7 +185,7 @@ func (s *session) saveMissing() error {
 	missing := []int64{0}
 	written, err := os.Stat(s.Job.ModelDir())
 	last, _ := os.Stat(s.from)
-	if os.IsNotExist(err) || err == nil && last != nil && written.ModTime().Before(last.ModTime()) {
+	if os.IsNotExist(err) || !s.resumesHere() || err == nil && last != nil && written.ModTime().Before(last.ModTime()) {
 		missing[0] = 1
 	}
 	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(missing, 1), 0); err != nil || missing[0] == 0 {
@@ -193,7 +194,7 @@ func (s *session) saveMissing() error {
 	if err := s.save(s.Job.ModelDir()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.Stdout, "model            %s, which was missing or older than the checkpoint\n",
+	_, err = fmt.Fprintf(s.Stdout, "model            %s, which was missing, older than the checkpoint or of another run\n",
 		s.Job.ModelDir())
 	return err
 }
