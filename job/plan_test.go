@@ -337,6 +337,25 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 	}
 }
 
+// A plan warns of a warmup and a trace beyond the end of the run only if it knows the end: the data
+// decides the steps of a job with train.epochs.
+func TestPlanOfEpochs(t *testing.T) {
+	path := planned(t, "llama")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end, warnings := range map[string]int{"steps = 50": 2, "epochs = 2": 0} {
+		if err := os.WriteFile(path, []byte(strings.Replace(string(text), "steps = 2", end, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := call("plan", path, "--set", "optimizer.warmup=500", "--set", "output.trace=[600,601]")
+		if code != status.OK || strings.Count(errs, "the run has ") != warnings {
+			t.Errorf("%s: %v, want %d warnings: %s%s", end, code, warnings, out, errs)
+		}
+	}
+}
+
 // The cost of waiting is added once for each collective of ranks on CPUs.
 func TestWaitsOfAPlan(t *testing.T) {
 	err := onRanks(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard},

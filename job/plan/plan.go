@@ -66,7 +66,11 @@ func Run(o Options) error {
 	if err := m.ready(); err != nil {
 		return err
 	}
-	for _, line := range j.Warnings(x.config, nil, j.Train.Steps, m.Info.Place == tensor.Host) {
+	steps := j.Train.Steps
+	if j.Train.Epochs > 0 { // the data decides
+		steps = 0
+	}
+	for _, line := range j.Warnings(x.config, nil, steps, m.Info.Place == tensor.Host) {
 		o.Warn(line)
 	}
 	if o.Search {
