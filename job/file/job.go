@@ -305,7 +305,7 @@ func (j *Job) Resolve(world int) error {
 	// Division, because the product of two large degrees may overflow.
 	if p := m.Ulysses; p > w || w%p != 0 || (w/p)%ring != 0 {
 		key := "parallel.ulysses"
-		if !j.IsSet(key) {
+		if open || !j.IsSet(key) {
 			key = "parallel.ring"
 		}
 		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %s; %s", p, ring,

@@ -82,6 +82,7 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 		all = append(all, c)
 	}
 	if len(all) == 0 {
+		given.Parallel.Ulysses = 0  // the meshes have any
 		return given.Resolve(ranks) // the ring does not divide the ranks
 	}
 	planned, err := planNear(all, m, x)
