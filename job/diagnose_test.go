@@ -67,6 +67,24 @@ func TestDiagnoseVerb(t *testing.T) {
 	}
 }
 
+// Without a rank that is behind, culprits is an empty list in JSON.
+func TestDiagnoseNoRank(t *testing.T) {
+	dir := t.TempDir()
+	all := flight.Group{Axis: "world", Stride: 1, Size: 2}
+	for i := range all.Size {
+		r := flight.New(i, all.Size, "n1")
+		if err := r.Attach(dir); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(r.Close)
+		r.Begin("all-reduce", all, 3, 64, false, 0)
+	}
+	if code, stdout, stderr := call("diagnose", dir, "--json"); code != status.OK ||
+		!strings.Contains(stdout, "no rank is behind") || !strings.Contains(stdout, "\n  \"culprits\": [],\n") {
+		t.Errorf("exit %v: %s%s", code, stdout, stderr)
+	}
+}
+
 // If the process of goroutine ranks is killed, all ranks stop at once. The diagnosis says that the
 // process has ended, and does not blame a rank or the network.
 func TestDiagnoseKilledProcess(t *testing.T) {
@@ -79,6 +97,11 @@ func TestDiagnoseKilledProcess(t *testing.T) {
 		!strings.Contains(stdout, "kernel's log") || strings.Contains(stdout, "network") ||
 		strings.Contains(stdout, "is late") {
 		t.Errorf("exit %v: %s%s", code, stdout, stderr)
+	}
+	// a program that reads the ranks to blame gets a list
+	if _, stdout, _ := call("diagnose", filepath.Join(dir, "out"), "--json"); !strings.Contains(stdout,
+		"\n  \"culprits\": [],\n") {
+		t.Errorf("no list of culprits: %s", stdout)
 	}
 }
 

@@ -101,6 +101,7 @@ func Diagnose(ranks []*Rank) *Diagnosis {
 	}
 	if d.Text = strings.Join(lines, "\n"); d.Text == "" {
 		d.Text = c.undecided(d.Ranks)
+		d.Culprits = []Culprit{} // a list in JSON, and not null
 	}
 	return d
 }

@@ -41,7 +41,7 @@ func Find(dir string) (*Diagnosis, error) {
 	}
 	d := Diagnose(ranks)
 	if text := ended(ranks); text != "" {
-		d.Culprits, d.Text = nil, text
+		d.Culprits, d.Text = []Culprit{}, text
 	}
 	return d, nil
 }
