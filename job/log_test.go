@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,6 +81,19 @@ func TestLogOfARank(t *testing.T) {
 				strings.Count(s, "rank 2 on node7") != 2) ||
 			form == "json" && strings.Count(s, `"level":"error","rank":2,"host":"node7",`) != 2 {
 			t.Errorf("%s: %s", form, s)
+		}
+	}
+}
+
+// JSON has no NaN and Inf: they are texts, as docs/job-file.md says.
+func TestLogOfNaN(t *testing.T) {
+	for form, want := range map[string]string{"console": "loss=NaN grad_norm=+Inf",
+		"json": `"loss":"NaN","grad_norm":"+Inf"`} {
+		var out bytes.Buffer
+		log := (&Options{log: form}).logger(&screen{to: &out}, 0, "node7")
+		log.Info().Float64("loss", math.NaN()).Float64("grad_norm", math.Inf(1)).Msg("train")
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%s: no %q in %s", form, want, out.String())
 		}
 	}
 }
