@@ -295,6 +295,10 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB --cluster " + file("nodes = 3\nranks_per_node = 2\n[rates]\nmessage = 5.0") +
 			" --set parallel.two_level=on", status.OK,
 			[]string{"levels           all-to-alls with two levels, over 3 nodes of 2 ranks"}},
+		// rank 1 has the query heads 2 and 3, which have different key heads
+		{"plan JOB -n 6 --set parallel.ulysses=3 --set parallel.ring=2 --set data.sequence=71 " +
+			"--set model.new.num_attention_heads=6 --set model.new.num_key_value_heads=2", status.OK,
+			[]string{"at most 71 tokens x 1/2 x 2 key heads x (16 + 16) = 2304 elements"}},
 		// three ranks of the six that a node has room for have all of its memory
 		{"plan JOB -n 3 --cluster " + file("ranks_per_node = 6\nhost_memory = 3.0"), status.OK,
 			[]string{"3 ranks, ulysses 3 x data 1, zero 0, 3 a node", "and 1.0 GiB of host memory are free"}},

@@ -201,14 +201,17 @@ func (f *Forecast) printRing(out io.Writer) {
 	if x.Gather {
 		form = "the keys of all groups are sent at once"
 	}
-	c := f.Config
-	heads := (c.NumAttentionHeads + x.Ulysses - 1) / x.Ulysses
-	keys := (heads*c.NumKeyValueHeads + c.NumAttentionHeads - 1) / c.NumAttentionHeads
-	elements := f.Job.Data.Batch * f.Job.Data.Sequence * (x.Ring - 1) / x.Ring * keys * (c.HeadDim + c.ValueDim())
+	c, tokens := f.Config, f.Job.Data.Batch*f.Job.Data.Sequence
+	most := int64(0) // key heads of a rank
+	for rank := range x.Ulysses {
+		_, keys := headsOf([2]int64{c.NumAttentionHeads, c.NumKeyValueHeads}, x.Ulysses, rank)
+		most = max(most, keys)
+	}
+	others := tokens - tokens/x.Ring // of the other groups
+	elements := others * most * (c.HeadDim + c.ValueDim())
 	fmt.Fprintf(out, "\nring             %d groups of %d ranks; %s\n", x.Ring, x.Ulysses, form)
 	fmt.Fprintf(out, "                 for each layer a rank receives at most %d tokens x %d/%d x %s x (%d + %d) = %d elements\n",
-		f.Job.Data.Batch*f.Job.Data.Sequence, x.Ring-1, x.Ring, units.Count(keys, "key head"), c.HeadDim, c.ValueDim(),
-		elements)
+		tokens, x.Ring-1, x.Ring, units.Count(most, "key head"), c.HeadDim, c.ValueDim(), elements)
 	fmt.Fprintf(out, "                 in forward and again in backward, and returns as many gradients in F32\n")
 }
 

@@ -131,12 +131,8 @@ func Heaviest(lengths []int64, heads [][2]int64, ulysses, ring int64) (ranks []i
 			load = append(load, hi-lo)
 		}
 		for _, n := range heads {
-			lo, hi := comm.Shard(n[0], ulysses, r%ulysses)
-			keys := int64(0)
-			if group := n[0] / n[1]; hi > lo {
-				keys = (hi-1)/group - lo/group + 1
-			}
-			load = append(load, hi-lo, keys)
+			own, keys := headsOf(n, ulysses, r%ulysses)
+			load = append(load, own, keys)
 		}
 		within := func(of []int64) bool {
 			for i := range load {
@@ -151,6 +147,16 @@ func Heaviest(lengths []int64, heads [][2]int64, ulysses, ring int64) (ranks []i
 		}
 	}
 	return ranks
+}
+
+// headsOf returns the heads, and the key heads of these, of a rank of a group. heads has the
+// numbers of heads and key heads of the layer.
+func headsOf(heads [2]int64, ulysses, rank int64) (own, keys int64) {
+	lo, hi := comm.Shard(heads[0], ulysses, rank)
+	if group := heads[0] / heads[1]; hi > lo {
+		keys = (hi-1)/group - lo/group + 1
+	}
+	return hi - lo, keys
 }
 
 // heaviestOfGroups returns, of the ranks of the first group of a ring and the ranks at their
