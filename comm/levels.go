@@ -40,8 +40,12 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 			"%s = \"on\": the nodes of a sequence have different numbers of ranks; start the same number on each node, or set it to \"auto\"",
 			key)
 	case how == "on" && !served:
+		which := fmt.Sprintf("communicators of kind %q", m.Seq.Kind())
+		if dry { // the plan is for GPUs, and its communicator has no name that a user knows
+			which = "GPUs"
+		}
 		return "", status.Errorf(status.Unsupported,
-			"%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
+			"%s = \"on\": %s have no two-level all-to-all; set it to \"auto\"", key, which)
 	case uneven != nil || !served:
 		return "", nil // there is no choice
 	}

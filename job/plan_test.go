@@ -302,6 +302,9 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		// three ranks of the six that a node has room for have all of its memory
 		{"plan JOB -n 3 --cluster " + file("ranks_per_node = 6\nhost_memory = 3.0"), status.OK,
 			[]string{"3 ranks, ulysses 3 x data 1, zero 0, 3 a node", "and 1.0 GiB of host memory are free"}},
+		{"plan JOB --set device.backend=auto --set parallel.two_level=on --cluster " +
+			file("device = \"h100\"\nnodes = 2\nranks_per_node = 2"), status.Unsupported,
+			[]string{"parallel.two_level = \"on\": GPUs have no two-level all-to-all; set it to \"auto\""}},
 		{"plan JOB -n 3 --set memory.device=1e-4", status.OutOfMemory,
 			[]string{"memory.device allows", "--search lists the meshes and ZeRO stages that fit"}},
 		{"plan JOB -n 3 --set data.sequence=1000000000", status.OutOfMemory,
