@@ -188,6 +188,20 @@ class Halo(unittest.TestCase):
             for shares, grad in zip(found[1:], grads):
                 self.assertLess(error(sum(shares), grad), TOLERANCE, size)
 
+    @need_torch
+    def test_a_convolution_in_autocast(self):
+        """The result has the dtype of x on a rank where a document starts, and on the others."""
+        x, w = torch.from_numpy(draw(1, 1, 8, 4)), torch.from_numpy(draw(2, 4, 3))
+
+        def body(ctx):
+            y = ulysses.causal_conv1d(local(x, ctx), w, cu_seqlens=(0, 6, 8), context=ctx)
+            with torch.autocast("cpu", torch.bfloat16):
+                again = ulysses.causal_conv1d(local(x, ctx), w, cu_seqlens=(0, 6, 8), context=ctx)
+            self.assertEqual(again.dtype, torch.float32)
+            self.assertTrue(torch.equal(again, y))
+
+        contexts(2, body)
+
     def test_convolution_of_numpy(self):
         """NumPy's result has the dtype of x, and large negative sums give no warning."""
         x, w = np.full((1, 4, 2), -200, np.float32), np.ones((2, 3), np.float32)

@@ -312,19 +312,32 @@ def _convolve_torch(
     width, rows = weight.shape[1], x.shape[1]
     extended = torch.cat([_halo(x, width - 1, ctx, batch), x], 1) if width > 1 else x
     position = torch.tensor(batch.positions(), dtype=torch.int64).reshape(x.shape[0], rows)
+    # Of the two computations below, autocast would convert the first one only. Ranks choose by
+    # their documents, so their results would have different dtypes.
+    with torch.autocast(x.device.type, enabled=False):
+        y = _convolved(extended, x, weight, position)
+    y = y if bias is None else y + bias.to(x.dtype)
+    return y if activation is None else torch.nn.functional.silu(y)
+
+
+def _convolved(extended: Any, x: Any, weight: Any, position: Any) -> Any:
+    """Returns the convolution of x [B, rows, C], before which `extended` has the halo.
+
+    position is [B, rows], the positions of the tokens in their documents, on the CPU.
+    """
+    import torch
+
+    width, rows = weight.shape[1], x.shape[1]
     # The halo is already zero outside the document of this rank's first token. A mask is necessary
     # only if a document starts at a later token. A rank without tokens reads its halo as well: the
     # other ranks wait for it in the backward pass. PyTorch's convolution refuses 0 channels.
     if extended.numel() and rows and bool((position[:, 1:] >= 1).all()):
-        y = torch.nn.functional.conv1d(
+        return torch.nn.functional.conv1d(
             extended.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
         ).transpose(1, 2)
-    else:
-        position = position.to(x.device)[:, :, None]
-        y = sum(
-            torch.where(position >= j, extended[:, width - 1 - j : width - 1 - j + rows], 0)
-            * weight[:, width - 1 - j].to(x.dtype)
-            for j in range(width)
-        )
-    y = y if bias is None else y + bias.to(x.dtype)
-    return y if activation is None else torch.nn.functional.silu(y)
+    position = position.to(x.device)[:, :, None]
+    return sum(
+        torch.where(position >= j, extended[:, width - 1 - j : width - 1 - j + rows], 0)
+        * weight[:, width - 1 - j].to(x.dtype)
+        for j in range(width)
+    )
