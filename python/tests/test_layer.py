@@ -525,6 +525,29 @@ class Local(unittest.TestCase):
         self.assertTrue(bool((q.grad == 3).all()))
 
     @need_torch
+    def test_a_function_with_dropout(self):
+        """Backward differentiates the function with the random numbers and the autocast of forward.
+
+        It draws no numbers from the program's generator.
+        """
+        one, seen = torch.ones(1, 8, 2, 8), []
+
+        def attend(q, k, v):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return torch.nn.functional.dropout(q, 0.5)
+
+        with ulysses.Context(threads=1) as ctx:
+            q = one.clone().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                out = ulysses.local_attention(q, one, one, attend, context=ctx)
+            state = torch.get_rng_state()
+            out.sum().backward()
+            self.assertTrue(torch.equal(torch.get_rng_state(), state))
+        self.assertTrue(torch.equal(q.grad, out.detach()))  # 0 or 2, as q is 1
+        self.assertTrue(0 < int((q.grad == 0).sum()) < q.numel())
+        self.assertEqual(seen, [True, True])
+
+    @need_torch
     def test_a_function_with_parameters(self):
         """Backward raises on every rank, because the gradients of the parameters would be lost."""
         slope, q = torch.ones(1, requires_grad=True), torch.randn(1, 8, 2, 8)

@@ -15,6 +15,41 @@ from ._torch import once
 from .errors import InvalidArgument
 
 
+@dataclass(frozen=True)
+class Run:
+    """The state in which a function runs, for a second run that differentiates it.
+
+    Attributes:
+        autocast: (device type, enabled, dtype) of each device
+        rng: the states of the random number generators; None = the second run draws other numbers
+    """
+
+    autocast: tuple[Any, ...]
+    rng: Any
+
+    @classmethod
+    def of(cls, values: Sequence[Any], preserve_rng: bool = True) -> Run:
+        """Returns the state before a run with these arguments."""
+        devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
+        autocast = (
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices)
+        )
+        return cls(tuple(autocast), _rng_state(values) if preserve_rng else None)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Restores the state inside a with statement, and records a graph."""
+        with contextlib.ExitStack() as stack:
+            for device, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            if self.rng is not None:
+                gpus = [d for d, _ in self.rng[1]]
+                stack.enter_context(torch.random.fork_rng(devices=gpus))
+                _set_rng_state(self.rng)
+            stack.enter_context(torch.enable_grad())
+            yield
+
+
 @dataclass
 class TiledFunction:
     """A function, its tiles, and what forward records for backward.
@@ -23,8 +58,7 @@ class TiledFunction:
         fn, dim, out_dim, reduction, preserve_rng: as in `tiled_compute`
         tiled: for each input, whether fn receives a tile of it
         tiles: the ranges [lo, hi) of rows
-        rng: the states of the random number generators before each tile
-        autocast: (device type, enabled, dtype) of each device
+        runs: the state before each tile
     """
 
     fn: Callable[..., Any]
@@ -34,8 +68,7 @@ class TiledFunction:
     out_dim: int
     reduction: str
     preserve_rng: bool
-    rng: list[Any] = field(default_factory=list)
-    autocast: tuple[Any, ...] = ()
+    runs: list[Run] = field(default_factory=list)
 
     def arguments(self, values: Sequence[Any], lo: int, hi: int) -> list[Any]:
         """Returns the arguments of fn for the tile [lo, hi)."""
@@ -73,15 +106,10 @@ class TiledFunction:
         Returns the joined result, the extent of each tile's result on out_dim, and the total count.
         """
         results, extents, count = [], [], 0
-        self.rng = []
-        devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
-        self.autocast = tuple(
-            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices)
-        )
+        self.runs = []
         with torch.no_grad():
             for lo, hi in self.tiles:
-                if self.preserve_rng:
-                    self.rng.append(_rng_state(values))
+                self.runs.append(Run.of(values, self.preserve_rng))
                 out, n = self.result(self.fn(*self.arguments(values, lo, hi)))
                 if n is not None:
                     count += _whole(n)
@@ -97,19 +125,6 @@ class TiledFunction:
             total = total / max(count, 1)
         dtype = results[0].dtype
         return (total.to(dtype) if dtype.is_floating_point else total), extents, count
-
-    @contextlib.contextmanager
-    def second_run(self, i: int, values: Sequence[Any]) -> Iterator[None]:
-        """Restores autocast and random numbers of the first run of tile i, and records a graph."""
-        with contextlib.ExitStack() as stack:
-            for device, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            if self.preserve_rng:
-                gpus = [d for d, _ in self.rng[i][1]]
-                stack.enter_context(torch.random.fork_rng(devices=gpus))
-                _set_rng_state(self.rng[i])
-            stack.enter_context(torch.enable_grad())
-            yield
 
 
 def _whole(count: Any) -> int:
@@ -309,7 +324,7 @@ class TiledCompute(torch.autograd.Function):
         at = 0
         for i, (lo, hi) in enumerate(function.tiles):
             first = first_node()
-            with function.second_run(i, values):
+            with function.runs[i].again():
                 args = []
                 for v, need in zip(function.arguments(values, lo, hi), needed):
                     args.append(

@@ -253,9 +253,10 @@ def local_attention(
         function: function(q, k, v) receives q [B, seq, h, D], k [B, kv_seq, hkv, D] and
             v [B, kv_seq, hkv, Dv]: this rank's query heads, and their key heads. It returns
             out [B, seq, h, Dv]. Masks, documents and scale are up to it. It is not called on a rank
-            without heads. With PyTorch, the backward pass calls it again, and differentiates it
-            with respect to q, k and v; it must not use other tensors that need a gradient. On a GPU
-            it enqueues its work on PyTorch's current stream
+            without heads. With PyTorch, the backward pass calls it again, with the same random
+            numbers and autocast, and differentiates it with respect to q, k and v; it must not use
+            other tensors that need a gradient. On a GPU it enqueues its work on PyTorch's current
+            stream
         options: layout, seq, kv_seq and context, as in `attention`
 
     Returns:
@@ -292,15 +293,18 @@ def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: 
     """`local_attention` of PyTorch tensors. Backward runs function again to differentiate it."""
     import torch
 
-    from ._tiled import leaves
+    from ._tiled import Run, leaves
     from ._torch import differentiable, wants_gradient
 
+    first: list[Run] = []  # of the forward pass, on a rank that has heads
+
     def write(t: LocalTensors) -> None:
+        first.append(Run.of((t.q,)))
         with torch.no_grad():
             t.out.copy_(_checked(function(t.q, t.k, t.v), t))
 
     def write_grads(t: LocalTensors) -> None:
-        with torch.enable_grad():
+        with first[0].again():
             inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
             out = function(*inputs)
             others = [tuple(x.shape) for x in leaves(out, 0) if all(x is not y for y in inputs)]
