@@ -249,6 +249,18 @@ class Compute(unittest.TestCase):
         out.backward()
         self.assertEqual((out.item(), h.grad.abs().sum().item()), (0, 0))
 
+    def test_backward_in_autocast(self):
+        """Backward may run inside autocast, which keeps the weights that forward has converted."""
+        linear, x = torch.nn.Linear(4, 4, bias=False), torch.randn(1, 6, 4)
+        grads = []
+        for tiled in (False, True):
+            linear.weight.grad = None
+            with torch.autocast("cpu", torch.bfloat16):
+                y = ulysses.tiled_compute(linear, x, tile_rows=2) if tiled else linear(x)
+                (y.sum() + linear(2 * x).sum()).backward()
+            grads.append(linear.weight.grad)
+        torch.testing.assert_close(*grads, rtol=0.02, atol=0.02)
+
     def test_incoming_gradient_stays(self):
         """(e) Backward does not change the incoming gradient in place."""
         h, y, head = (

@@ -41,7 +41,11 @@ class Run:
         """Restores the state inside a with statement, and records a graph."""
         with contextlib.ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+                # Without the cache of autocast: it may have a weight that was converted in another
+                # run, whose graph is not that of this one.
+                stack.enter_context(
+                    torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
+                )
             if self.rng is not None:
                 gpus = [d for d, _ in self.rng[1]]
                 stack.enter_context(torch.random.fork_rng(devices=gpus))
