@@ -48,6 +48,15 @@ class Autograd(unittest.TestCase):
         want = 6 * self.x.detach() / self.x.numel()
         torch.testing.assert_close(self.x.grad, want)
 
+    def test_numbers_that_need_a_gradient(self):
+        """They would have none, as a learned scale, without an error."""
+        scale = torch.tensor(0.5, requires_grad=True)
+        for option in ("scale", "softcap"):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, f"{option} is a tensor that needs"):
+                self.attention(self.x, **{option: scale})
+        want = self.attention(self.x, scale=0.5)
+        self.assertTrue(torch.equal(self.attention(self.x, scale=scale.detach()), want))
+
     def test_forward_mode(self):
         """A result without a tangent would be a derivative of 0."""
         x = self.x.detach()

@@ -190,7 +190,16 @@ def axis(operation: str, name: str, dim: Any, axes: int) -> int:
 
 
 def number(operation: str, name: str, x: Any) -> float:
-    """Returns an argument as a float. Raises InvalidArgument unless it is one number."""
+    """Returns an argument as a float.
+
+    Raises InvalidArgument unless it is one number, and for a tensor that needs a gradient, which it
+    would not get.
+    """
+    if getattr(x, "requires_grad", False):
+        raise InvalidArgument(
+            f"{operation}: {name} is a tensor that needs a gradient, which it would not get; give "
+            f"{name}.item(), or compute with it outside of the call"
+        )
     try:
         return float(x)
     except (TypeError, ValueError, RuntimeError, OverflowError) as e:
