@@ -207,6 +207,13 @@ class Torch(unittest.TestCase):
                 self.assertAlmostEqual(mean, (2.0 * 3 + 4.0 * 5) / 8, places=6)
                 self.assertAlmostEqual(grad, 2 * factor * counts[rank] / 8, places=6)
 
+    def test_loss_with_axes(self):
+        with ulysses.Context() as ctx:
+            for shape in ((), (1,), (1, 1)):
+                loss = torch.full(shape, 2.0, requires_grad=True)
+                ulysses.reduce_sequence_parallel_loss(loss, 3, context=ctx).backward()
+                self.assertTrue(torch.equal(loss.grad, torch.ones(shape)))
+
     def test_gradient_is_that_of_the_whole(self):
         """The gradients of a sharded layer, summed over ranks, are the gradients on one rank."""
         s, n, h, vocab = 13, 16, 4, 11

@@ -426,7 +426,8 @@ def reduce_sequence_parallel_loss(
         def run(loss: Any) -> tuple[Any, tuple, Any]:
             mean, total = _reduce_loss(float(loss.detach()), count, ctx)
             scale = factor * count / max(total, 1)
-            return loss.new_tensor(mean), (), lambda saved, grad: (grad * scale,)
+            shape = loss.shape  # of one element, with any axes
+            return loss.new_tensor(mean), (), lambda saved, grad: (grad.reshape(shape) * scale,)
 
         return differentiable(run, loss)
     return _reduce_loss(float(loss), count, ctx)[0]
