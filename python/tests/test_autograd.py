@@ -52,7 +52,9 @@ class Autograd(unittest.TestCase):
         """They would have none, as a learned scale, without an error."""
         scale = torch.tensor(0.5, requires_grad=True)
         for option in ("scale", "softcap"):
-            with self.assertRaisesRegex(ulysses.InvalidArgument, f"{option} is a tensor that needs"):
+            with self.assertRaisesRegex(
+                ulysses.InvalidArgument, f"{option} is a tensor that needs"
+            ):
                 self.attention(self.x, **{option: scale})
         want = self.attention(self.x, scale=0.5)
         self.assertTrue(torch.equal(self.attention(self.x, scale=scale.detach()), want))

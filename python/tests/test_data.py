@@ -93,6 +93,20 @@ class Shard(unittest.TestCase):
         self.assertEqual(m["positions3"].shape, (3, 1, 3))
         self.assertEqual(m["side"].shape, (1, 6))
 
+    def test_wrong_dims(self):
+        batch = {"input_ids": ids(range(6)), "x": np.zeros((2, 3, 6)), "list": [0] * 6}
+        for key, dim, words in (
+            ("x", 5, "the axis of 'x' in dims 5 of 3 axes; give a whole number from -3 to 2"),
+            ("x", 1.5, "the axis of 'x' in dims 1.5"),
+            ("list", 0, "axis 0 of 'list', which is not sharded"),
+        ):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, words):
+                ulysses.shard(batch, None, dims={key: dim})
+        batch["position_ids"] = ids([0, 1, 2, 0, 1, 2])
+        for dim in (1, -1):  # documents are found with an axis from the end also
+            m = next(ulysses.shard(batch, None, dims={"position_ids": dim, "x": -1, "list": None}))
+            self.assertEqual(m.sequences.cu_seqlens, (0, 3, 6))
+
     def test_documents(self):
         """A document starts at position 0, and zeros at the end of a sequence are one document.
 

@@ -58,3 +58,16 @@ def bytes_of(a: Any) -> bytes:
         flat = a.contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().tobytes() if a.numel() else b""
     return np.ascontiguousarray(a).tobytes()
+
+
+def padded(a: Any, dim: int, more: int, value: int) -> Any:
+    """Returns a with `more` elements of `value` appended along axis dim."""
+    if not more:
+        return a
+    shape = list(a.shape)
+    shape[dim] = more
+    if is_torch(a):
+        import torch
+
+        return torch.cat([a, a.new_full(shape, value)], dim)
+    return np.concatenate([a, np.full(shape, value, a.dtype)], dim)

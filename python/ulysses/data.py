@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ._sharded import Sharded, bytes_of
+from ._sharded import Sharded, bytes_of, padded
+from .agreement import axis
 from .communicator import Communicator, communicator, gather_objects
 from .context import Context, current
 from .documents import document_starts
@@ -293,6 +294,7 @@ def _prepare(
     """Adds positions and shifted labels to a batch, pads it, and finds its documents."""
     batch = _on_host_all(batch)
     tensors, lead = _checked_tensors(batch, dims)
+    dims = _checked_dims(tensors, dims)
     b, s = lead.shape[:2]
     starts = document_starts(batch, dims, b, s)
     if "position_ids" not in tensors:
@@ -306,11 +308,11 @@ def _prepare(
         starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
     axes: dict[str, Any] = {k: dims[k] if k in dims else _axis(k, v, s) for k, v in tensors.items()}
     arrays = {
-        k: _padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0))
+        k: padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0))
         for k, v in tensors.items()
         if (dim := axes[k]) is not None
     }
-    keys = {k: Sharded.like(a, tuple(a.shape), axes[k] % a.ndim) for k, a in arrays.items()}
+    keys = {k: Sharded.like(a, tuple(a.shape), axes[k]) for k, a in arrays.items()}
     whole = {
         k: tensors.get(k, v)
         for k, v in batch.items()
@@ -359,6 +361,26 @@ def _checked_tensors(
                 "for each token"
             )
     return tensors, lead
+
+
+def _checked_dims(
+    tensors: Mapping[str, Any], dims: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    """Returns dims with axes that are counted from 0.
+
+    Raises InvalidArgument for an axis that a tensor does not have, and for a value that is no
+    tensor, which cannot be sharded.
+    """
+    checked: dict[str, int | None] = {}
+    for k, dim in dims.items():
+        if dim is not None and k not in tensors:
+            raise InvalidArgument(
+                f"ulysses.shard: dims has axis {dim} of {k!r}, which is not sharded; give tensors "
+                "[B, S, ..], or None to copy a value to every rank"
+            )
+        name = f"the axis of {k!r} in dims"
+        checked[k] = None if dim is None else axis("ulysses.shard", name, dim, tensors[k].ndim)
+    return checked
 
 
 def _axis(key: str, x: Any, s: int) -> int | None:
@@ -455,19 +477,6 @@ def _moved_like(a: Any, batch: Mapping[str, Any]) -> Any:
 def _digest(a: Any) -> str:
     """Returns a text that is equal for arrays of equal dtype, shape and elements."""
     return f"{a.dtype} {tuple(a.shape)} {hashlib.blake2b(bytes_of(a), digest_size=8).hexdigest()}"
-
-
-def _padded(a: Any, dim: int, more: int, value: int) -> Any:
-    """Returns a with `more` elements of `value` appended along axis dim."""
-    if not more:
-        return a
-    shape = list(a.shape)
-    shape[dim] = more
-    if is_torch(a):
-        import torch
-
-        return torch.cat([a, a.new_full(shape, value)], dim)
-    return np.concatenate([a, np.full(shape, value, a.dtype)], dim)
 
 
 def _from_numpy(a: np.ndarray, like: Any, device: Any = "cpu") -> Any:
