@@ -258,6 +258,16 @@ class Shard(unittest.TestCase):
 
 
 class Loader(unittest.TestCase):
+    def test_a_value_that_one_rank_cannot_send(self):
+        def body(comm):
+            batch = {"input_ids": ids(range(6)), "f": max if comm.rank else lambda: 0}
+            with self.assertRaisesRegex(ulysses.UlyssesError, "values .'f'.* cannot be pickled"):
+                ulysses.shard(batch, comm)
+            batch["f"] = max
+            self.assertIs(next(ulysses.shard(batch, comm))["f"], max)
+
+        run(2, body)
+
     def test_ends_together(self):
         """Rank 1 has two batches, rank 0 has three: both ranks see two times two micro-batches.
 

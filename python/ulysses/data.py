@@ -9,6 +9,7 @@ change. If all ranks load the same batch, `local_batch` takes this rank's shard.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -397,16 +398,23 @@ def _gather(
 
     Collective. If there is an error on one rank, every rank raises.
     """
-    message: Any = f"{type(error).__name__}: {error}" if error is not None else None
+    pickled = None
     if own is not None:
-        message = _Prepared(own.keys, own.whole, own.sequences, None)
-    each = gather_objects(c, message)
+        try:  # the other ranks would wait for a rank that cannot send its batch
+            pickled = pickle.dumps(_Prepared(own.keys, own.whole, own.sequences, None))
+        except Exception as e:
+            error = InvalidArgument(
+                f"ulysses.shard: the values {sorted(own.whole)} of the batch, which are copied to "
+                f"every rank, cannot be pickled: {type(e).__name__}: {e}"
+            )
+            error.__cause__ = e
+    each = gather_objects(c, pickled if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
     for rank, m in enumerate(each):
         if isinstance(m, str):
             raise CommError(f"ulysses.shard: rank {rank} of {c.size} failed: {m}")
-    return None if any(m is None for m in each) else each
+    return None if any(m is None for m in each) else [pickle.loads(m) for m in each]
 
 
 def _exchange(
