@@ -195,6 +195,25 @@ class NumPy(unittest.TestCase):
 @need_torch
 class Torch(unittest.TestCase):
     @need_torch
+    def test_many_lengths(self):
+        """Each number of tokens has a plan, of which the context keeps some. Backward has its own."""
+
+        def body(ctx):
+            def forward(s):
+                x, g = (np.ones((1, s, 1, n), np.float32) for n in (16, 1))
+                return ulysses.gated_delta_rule_forward(x, x, x, -g[..., 0], g[..., 0], context=ctx)
+
+            out, _, call = forward(8)
+            want = ulysses.gated_delta_rule_backward(call, out)
+            for s in range(9, 80):
+                forward(s)
+            self.assertEqual(len(ctx._plans), 64)
+            for a, b in zip(ulysses.gated_delta_rule_backward(call, out)[:5], want):
+                np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(forward(8)[0], out)
+
+        contexts(2, body)
+
     def test_against_transformers(self):
         """Output, final state and all gradients, compared with transformers in float64."""
         b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8

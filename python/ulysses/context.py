@@ -18,9 +18,9 @@ from .library_ranks import LibraryRanks
 from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan
 from .sequences import Sequences
 
-# Batches that a context keeps. The number is the same on all ranks, because making a batch is
-# collective.
-BATCHES = 64
+# Plans, and batches, that a context keeps. A plan of the gated delta rule is one of a number of
+# tokens. KEPT is the same on all ranks, because making a plan or a batch is collective.
+KEPT = 64
 _current: Context | None = None
 
 
@@ -119,7 +119,7 @@ class Context:
         self.agreed = 0
         # The exception of a callback, which becomes the cause of the call's exception.
         self._failure: BaseException | None = None
-        self._plans: dict[AttentionOptions | DeltaOptions, Any] = {}
+        self._plans: collections.OrderedDict[Any, Any] = collections.OrderedDict()  # by options
         self._batches: collections.OrderedDict[Sequences, Batch] = collections.OrderedDict()
         self._pending: dict[int, Any] = {}  # the memory of requests in progress
         self._owned: weakref.WeakSet = weakref.WeakSet()  # plans and batches, closed by `close`
@@ -270,7 +270,8 @@ class Context:
     def plan(self, **options: Any) -> Plan:
         """Returns the plan for one kind of attention layer. Collective.
 
-        The first call with these options makes the plan, and the context keeps it.
+        The first call with these options makes the plan. The context keeps the 64 plans that were
+        used last.
 
         Args:
             heads (int), kv_heads (int): query heads and key heads; kv_heads 0 = heads. Default: 0
@@ -296,7 +297,8 @@ class Context:
     def delta_plan(self, **options: Any) -> DeltaPlan:
         """Returns the plan for one kind of gated delta rule layer. Collective.
 
-        The first call with these options makes the plan, and the context keeps it.
+        The first call with these options makes the plan. The context keeps the 64 plans that were
+        used last.
 
         Args:
             qk_heads (int), v_heads (int): key heads and value heads
@@ -346,26 +348,24 @@ class Context:
 
     def _plan(self, **options: Any) -> Plan:
         options = {"gather_keys": self.gather_keys, **options}
-        return self._kept(Plan, AttentionOptions(**options))
+        return self._kept(self._plans, Plan, AttentionOptions(**options))
 
     def _delta_plan(self, **options: Any) -> DeltaPlan:
-        return self._kept(DeltaPlan, DeltaOptions(**options))
+        return self._kept(self._plans, DeltaPlan, DeltaOptions(**options))
 
     def _batch(self, sequences: Sequences) -> Batch:
-        found = self._batches.get(sequences)
-        if found is None:
-            found = self._batches[sequences] = Batch(self, sequences)
-            if len(self._batches) > BATCHES:
-                # Calls that still need their backward pass own the batch.
-                self._batches.popitem(last=False)
-        else:
-            self._batches.move_to_end(sequences)
-        return found
+        return self._kept(self._batches, Batch, sequences)
 
-    def _kept(self, kind: Callable[..., Any], options: AttentionOptions | DeltaOptions) -> Any:
-        if options not in self._plans:
-            self._plans[options] = kind(self, options)
-        return self._plans[options]
+    def _kept(self, kept: collections.OrderedDict, make: Callable[..., Any], key: Any) -> Any:
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = make(self, key)
+            if len(kept) > KEPT:
+                # Calls that still need their backward pass own their plan and batch.
+                kept.popitem(last=False)
+        else:
+            kept.move_to_end(key)
+        return found
 
     def agree(self, operation: str, prepare: Callable[[], Any]) -> Any:
         """Runs `prepare` on each rank and compares the results. Collective.
