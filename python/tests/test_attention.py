@@ -1,12 +1,14 @@
 """Attention on NumPy arrays, compared with float64. Ranks are threads of this process."""
 
 import copy
+import ctypes
 import pickle
+import threading
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import contexts, local
+from ranks import contexts, local, run
 from reference import TOLERANCE, attention, draw, error, mask
 
 
@@ -255,6 +257,42 @@ class Faults(unittest.TestCase):
                     call()
                 self.assertIsInstance(caught.exception, ulysses.UlyssesError)
             ulysses.attention(q, q, q, context=ctx)  # the context still works
+
+    def test_batches_that_are_deleted_during_a_call(self):
+        """They are destroyed after the call, and no other thread waits for its end."""
+
+        def valid(handle):
+            info = ulysses._struct.BatchInfo()
+            library = ulysses._library.library()
+            return library.ulysses_batch_query(handle, ctypes.byref(info)) == 0
+
+        def body(comm):
+            batches, found = {}, []
+
+            def allgather(send, receive):
+                if batches:
+                    batches.pop("own")
+                    other = threading.Thread(target=lambda: batches.pop("other"))
+                    other.start()
+                    other.join(30)
+                    found.append(other.is_alive())
+                comm.allgather(send, receive)
+
+            callbacks = ulysses.Callbacks(comm.rank, comm.size, allgather, comm.alltoallv)
+            with ulysses.Context(callbacks, threads=1) as ctx:
+                own, other = (ctx._batch(ulysses.Sequences(1, seq)) for seq in (8, 9))
+                handles = [ctypes.c_void_p(b.handle.value) for b in (own, other)]
+                self.assertTrue(all(map(valid, handles)))
+                ctx._batches.clear()
+                batches.update(own=own, other=other)
+                del own, other
+                ctx._call("ulysses_loss_reduce", ctx.handle, *map(ctypes.byref, numbers()))
+                return found, [valid(h) for h in handles]
+
+        def numbers():
+            return ctypes.c_double(1), ctypes.c_int64(1), ctypes.c_double()
+
+        self.assertEqual(run(2, body), [([False], [False, False])] * 2)
 
     def test_after_close(self):
         q = draw(1, 1, 8, 4, 8)

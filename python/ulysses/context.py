@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import threading
 import weakref
 from typing import Any, Callable
 
 from . import _library, _struct
 from ._arguments import context_options, plan_options, sequences_of
+from ._calls import Calls
 from .agreement import agree, flag
 from .communicator import MPI, Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument, Unsupported
@@ -115,7 +115,7 @@ class Context:
             if isinstance(comm, _World)
             else agree(self.communicator, "ulysses.Context", prepare)[0]
         )
-        self._lock = threading.RLock()
+        self._lock = Calls()
         self.agreed = 0
         # The exception of a callback, which becomes the cause of the call's exception.
         self._failure: BaseException | None = None

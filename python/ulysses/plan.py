@@ -51,8 +51,8 @@ class _Owned:
 
     def __del__(self) -> None:
         try:
-            with self.context._lock:
-                self.close()
+            if self._handle:
+                self.context._lock.drop(self._destroy, self._handle)
         except Exception:  # the interpreter is shutting down
             pass
 
