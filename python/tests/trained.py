@@ -394,6 +394,21 @@ def accelerate_loop(folder, sp):
         assert e < 2e-5, (parameter, e)
 
 
+def another_world(folder, sp):
+    """Groups are those of the process group that is initialized, not of one before."""
+    rank, worlds = int(os.environ["RANK"]), []
+    for i in range(2):
+        store, mine = f"file://{folder}/store{i}", (rank + i) % sp  # the ranks have another order
+        dist.init_process_group("gloo", init_method=store, rank=mine, world_size=sp)
+        state, mesh = ulysses.sequence_groups(sp), ulysses.trainer._mesh(sp)
+        assert (state.context.rank, state.get_sequence_parallel_rank()) == (mine, mine)
+        assert state is ulysses.sequence_groups(sp) and mesh is ulysses.trainer._mesh(sp)
+        assert mesh.get_local_rank("cp") == mine
+        worlds.append((state, mesh))
+        dist.destroy_process_group()
+    assert worlds[0][1] is not worlds[1][1]
+
+
 def child(rank, world, port, body, args):
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
@@ -467,6 +482,7 @@ def main():
             (several, 2, 2),
             (checkpoints, 2, 2),
             (accelerate_loop, 4, 2),
+            (another_world, 2, 2),
         ):
             if not only or body.__name__ in only:
                 launch(world, body, folder, sp)

@@ -56,7 +56,8 @@ class ParallelState:
 def sequence_groups(size: int) -> ParallelState:
     """Returns the groups of `size` consecutive ranks of torch.distributed.
 
-    Collective over all ranks, in the first call with this size; later calls return the same groups.
+    Collective over all ranks, in the first call with this size after init_process_group; later calls
+    return the same groups.
 
     Args:
         size (int): ranks of a sequence group, a divisor of the number of ranks
@@ -102,7 +103,8 @@ def parallel_state(size: int) -> ParallelState:
     import torch.distributed as dist
 
     state = _states.get(size)
-    if state is not None and not state.context.closed:
+    # Another world: the process group was destroyed, and another one was initialized.
+    if state and state.world_group is dist.group.WORLD and not state.context.closed:
         return state
     backend = str(dist.get_backend())
     on_gpu, rank, found = "nccl" in backend, dist.get_rank(), None

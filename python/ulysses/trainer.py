@@ -342,20 +342,20 @@ def same_data(accelerator: Any, state: ParallelState | None) -> Iterator[None]:
         accelerator.state.device_mesh = before
 
 
-_meshes: dict[int, Any] = {}  # by sequence_parallel_size
+_meshes: dict[int, Any] = {}  # (world group, mesh) by sequence_parallel_size
 
 
 def _mesh(size: int) -> Any:
     """Returns the device mesh replicas x sequence group. Collective, the first time."""
-    if size not in _meshes:
-        import torch.distributed as dist
+    import torch.distributed as dist
+
+    if size not in _meshes or _meshes[size][0] is not dist.group.WORLD:
         from torch.distributed.device_mesh import init_device_mesh
 
         device = "cuda" if "nccl" in str(dist.get_backend()) else "cpu"
-        _meshes[size] = init_device_mesh(
-            device, (dist.get_world_size() // size, size), mesh_dim_names=("dp_replicate", "cp")
-        )
-    return _meshes[size]
+        shape, names = (dist.get_world_size() // size, size), ("dp_replicate", "cp")
+        _meshes[size] = dist.group.WORLD, init_device_mesh(device, shape, mesh_dim_names=names)
+    return _meshes[size][1]
 
 
 def _with_labels(micro_batch: Mapping[str, Any]) -> dict[str, Any]:
