@@ -41,12 +41,17 @@ class Autograd(unittest.TestCase):
                     grad.pow(2).sum().backward()
 
     def test_second_derivatives_of_linear_functions(self):
-        """Reshards, halos and the loss of all ranks are linear: their gradients are constants."""
+        """The gradient of the loss of all ranks is a constant. After a reshard, one that is not a
+        constant is refused."""
         loss = ulysses.reduce_sequence_parallel_loss(self.x.pow(3).mean(), 7, context=self.ctx)
         (grad,) = torch.autograd.grad(loss, self.x, create_graph=True)
         grad.sum().backward()
         want = 6 * self.x.detach() / self.x.numel()
         torch.testing.assert_close(self.x.grad, want)
+        y = ulysses.gather_seq_scatter_heads(self.x, 1, 2, context=self.ctx)
+        (grad,) = torch.autograd.grad(y.pow(3).sum(), self.x, create_graph=True)
+        with self.assertRaisesRegex(ulysses.Unsupported, "second derivatives"):
+            grad.sum().backward()
 
     def test_numbers_that_need_a_gradient(self):
         """They would have none, as a learned scale, without an error."""
