@@ -239,6 +239,30 @@ class Shard(unittest.TestCase):
         self.assertEqual((m["h"].dtype, tuple(m["h"].shape)), (torch.bfloat16, (1, 3, 2)))
         self.assertEqual(m["flag"].tolist(), [[True, True, True]])
 
+    @need_torch
+    def test_bytes_of_views(self):
+        """The elements of a view are sent, and not all of the tensor that it is a view of."""
+        import torch
+
+        big = torch.arange(2.0 * 10**5).reshape(2, -1)
+
+        def body(comm):
+            sent = []
+
+            def allgather(send, receive):
+                sent.append(len(send))
+                comm.allgather(send, receive)
+
+            mine = ulysses.Callbacks(comm.rank, comm.size, allgather, comm.alltoallv)
+            with ulysses.Context(mine, threads=1) as ctx:
+                found = ulysses.gather_tokens(big[:, comm.rank : comm.rank + 1], context=ctx)
+                batch = {"input_ids": torch.ones(1, 4, dtype=torch.long), "table": big[0, 5:9]}
+                m = next(ulysses.shard(batch, ctx))
+            self.assertLess(sum(sent), 10**4)
+            self.assertTrue(torch.equal(found, big[:, :2]) and torch.equal(m["table"], big[0, 5:9]))
+
+        run(2, body)
+
     def test_fractions_in_cu_seqlens(self):
         bad = {"input_ids": ids([1, 2, 3]), "cu_seqlens": [0, 1.5, 3]}
         with self.assertRaisesRegex(ulysses.InvalidArgument, "cu_seqlens .*1.5.*whole numbers"):

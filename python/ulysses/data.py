@@ -24,7 +24,7 @@ from .documents import document_starts
 from .errors import CommError, InvalidArgument
 from .layout import Layout
 from .sequences import Sequences
-from .tensors import dense, is_torch
+from .tensors import compact, dense, is_torch
 
 IGNORED = -100  # the label of a token without loss
 # The value of padding, by key; 0 for other keys.
@@ -401,7 +401,8 @@ def _gather(
     pickled = None
     if own is not None:
         try:  # the other ranks would wait for a rank that cannot send its batch
-            pickled = pickle.dumps(_Prepared(own.keys, own.whole, own.sequences, None))
+            whole = {k: compact(v) for k, v in own.whole.items()}
+            pickled = pickle.dumps(_Prepared(own.keys, whole, own.sequences, None))
         except Exception as e:
             error = InvalidArgument(
                 f"ulysses.shard: the values {sorted(own.whole)} of the batch, which are copied to "

@@ -296,6 +296,13 @@ def numpy_of(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+def compact(x: Any) -> Any:
+    """Returns x, or a copy of a tensor that is a part of its memory, which pickle would write."""
+    if is_torch(x) and x.layout is torch_or_none().strided:
+        return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+    return x
+
+
 def without_zero_strides(x: Any) -> Any:
     """Returns x, or a row-major copy if the library would refuse its strides.
 

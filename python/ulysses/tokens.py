@@ -9,7 +9,7 @@ from .agreement import axis, describe
 from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument
-from .tensors import is_torch
+from .tensors import compact, is_torch
 
 
 def local_tokens(x: Any, dim: int = 1, *, context: Context | None = None) -> Any:
@@ -76,5 +76,6 @@ def gather_tokens(x: Any, dim: int = 1, *, context: Context | None = None) -> An
     fix = "shard sequences with ulysses.local_tokens"
     ctx.layout.check(operation, "tokens", rows, sum(rows), fix)
     torch = is_torch(x)
-    whole = ctx.layout.join(gather_objects(ctx.communicator, x.detach().cpu() if torch else x), dim)
+    mine = compact(x.detach().cpu()) if torch else x
+    whole = ctx.layout.join(gather_objects(ctx.communicator, mine), dim)
     return whole.to(x.device) if torch else whole
