@@ -196,7 +196,7 @@ class NumPy(unittest.TestCase):
 class Torch(unittest.TestCase):
     @need_torch
     def test_many_lengths(self):
-        """Each number of tokens has a plan, of which the context keeps some. Backward has its own."""
+        """Each number of tokens has a plan. The context keeps some of them, a call has its own."""
 
         def body(ctx):
             def forward(s):

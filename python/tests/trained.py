@@ -395,7 +395,7 @@ def accelerate_loop(folder, sp):
 
 
 def another_world(folder, sp):
-    """Groups are those of the process group that is initialized, not of one before."""
+    """Groups belong to the process group that is initialized, not to one before."""
     rank, worlds = int(os.environ["RANK"]), []
     for i in range(2):
         store, mine = f"file://{folder}/store{i}", (rank + i) % sp  # the ranks have another order

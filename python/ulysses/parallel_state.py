@@ -56,8 +56,8 @@ class ParallelState:
 def sequence_groups(size: int) -> ParallelState:
     """Returns the groups of `size` consecutive ranks of torch.distributed.
 
-    Collective over all ranks, in the first call with this size after init_process_group; later calls
-    return the same groups.
+    Collective over all ranks, in the first call with this size after init_process_group. Later
+    calls return the same groups.
 
     Args:
         size (int): ranks of a sequence group, a divisor of the number of ranks
