@@ -11,7 +11,7 @@ import (
 
 func testEmbedding(s *suite) {
 	for _, c := range []struct{ vocab, n, tokens int64 }{{1, 1, 1}, {2, 3, 7}, {17, 65, 100}, {257, 64, 63},
-		{5, 257, 300}, {3, 8, 0}, {256, 700, 17}} {
+		{5, 257, 300}, {3, 8, 0}, {256, 700, 17}, {3, 5, 4500}} {
 		for _, l := range []layout{dense, padded} {
 			s.typed(func(d tensor.DType, suffix string) { s.embeddingCase(d, suffix, c.vocab, c.n, c.tokens, l) })
 		}
