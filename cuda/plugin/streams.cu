@@ -13,7 +13,7 @@ static void destroy(uly_stream *s) {
 }
 
 // COMM_SCRATCH is the scratch of a communication stream, which runs copies and sums of ranks only.
-static constexpr int64_t COMM_SCRATCH = 1 << 20;
+static constexpr Limit COMM_SCRATCH = {1 << 20, 1 << 14};
 
 int32_t api_stream_create(uly_device *d, int32_t use, uly_stream **out) {
   return guarded(d, [&] {
@@ -26,7 +26,7 @@ int32_t api_stream_create(uly_device *d, int32_t use, uly_stream **out) {
       TRY(check(
           d, cudaStreamCreateWithPriority(&s->s, cudaStreamNonBlocking, use == ULY_STREAM_PRIORITY ? highest : lowest),
           "creating a stream"));
-      s->scratch_bytes = use == ULY_STREAM_COMPUTE ? (int64_t)STREAM_SCRATCH : COMM_SCRATCH;
+      s->scratch_bytes = use == ULY_STREAM_COMPUTE ? (int64_t)STREAM_SCRATCH : (int64_t)COMM_SCRATCH;
       void *scratch = nullptr, *fault = nullptr;
       TRY(allocate(of(d), s->scratch_bytes, "the scratch of a stream", &scratch));
       s->scratch = static_cast<char *>(scratch);
