@@ -7,7 +7,7 @@
 namespace {
 
 enum { WARPS = 8, THREADS = 32 * WARPS };
-constexpr int64_t BLOCKS = 2048; // most blocks of a column of features
+constexpr Limit BLOCKS = {2048, 2}; // most blocks of a column of features
 
 template <typename T> struct DropoutCall {
   const T *x;
