@@ -190,6 +190,9 @@ func TestFaults(t *testing.T) {
 			return b.d.CrossEntropy(b.s,
 				&device.CrossEntropy{Logits: table.Slice(0, 0, 2).Slice(1, 0, 3), Targets: x, NLL: nll})
 		}, negative},
+		{"cuda.CrossEntropy: target 3 of row 1", func(x tensor.Tensor) error {
+			return b.d.CrossEntropy(b.s, &device.CrossEntropy{Logits: table.Slice(0, 0, 2), Targets: x, NLL: nll})
+		}, ids(0, 3)},
 	} {
 		b.must(c.run(c.bad))
 		if err := b.s.Sync(); status.Of(err) != status.Internal || !strings.Contains(fmt.Sprint(err), c.want) {
