@@ -27,6 +27,9 @@ func testExperts(s *suite) {
 	}
 	// several tiles of each axis, and rows that begin at multiples of 16 bytes
 	s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, 150, 3, 2, 200, 136, dense) })
+	// more choices than a GPU sorts at a time, and more experts than a block of a GPU has threads
+	s.routeCase(64, 64, 40, ref.Router{Normalize: true}, false)
+	s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, 10, 300, 2, 9, 5, dense) })
 	s.routeEqualLogits()
 	s.routeUnlikely()
 	s.routeGroups()
@@ -173,17 +176,19 @@ func (s *suite) routeCase(tokens, experts, k int64, router ref.Router, biased bo
 	}
 }
 
-// Of equal logits, the lower expert is chosen first.
+// Of equal logits, the lower expert is chosen first; 0 and -0 are equal. NaN is chosen last.
 func (s *suite) routeEqualLogits() {
-	logits := []float64{1, 3, 3, 3, 0, 0, 0, 0, -1, 2, -1, 2}
-	s.check("route equal logits", []want{{name: "experts", ref: []float64{1, 2, 3, 0, 1, 2, 1, 3, 0}, exact: true},
-		{name: "offsets", ref: []float64{0, 2, 5, 7, 9}, exact: true}}, func(b *bench) ([]*array, error) {
-		chosen, offsets := b.out("experts", tensor.I32, dense, 3, 3), b.out("offsets", tensor.I32, dense, 5)
+	nan, negative := math.NaN(), math.Copysign(0, -1)
+	logits := []float64{1, 3, 3, 3, 0, 0, 0, 0, -1, 2, -1, 2, -1, negative, 0, -2, nan, 1, nan, 2}
+	s.check("route equal logits", []want{{name: "experts",
+		ref: []float64{1, 2, 3, 0, 1, 2, 1, 3, 0, 1, 2, 0, 3, 1, 0}, exact: true},
+		{name: "offsets", ref: []float64{0, 4, 9, 12, 15}, exact: true}}, func(b *bench) ([]*array, error) {
+		chosen, offsets := b.out("experts", tensor.I32, dense, 5, 3), b.out("offsets", tensor.I32, dense, 5)
 		return []*array{chosen, offsets},
 			b.dev.RouteForward(b.stream,
-				&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 3, 4).Tensor,
-					Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 3, 3).Tensor,
-					Weights: b.out("weights", tensor.F32, dense, 9).Tensor, Offsets: offsets.Tensor})
+				&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 5, 4).Tensor,
+					Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 5, 3).Tensor,
+					Weights: b.out("weights", tensor.F32, dense, 15).Tensor, Offsets: offsets.Tensor})
 	})
 }
 
@@ -217,19 +222,29 @@ func (s *suite) routeGroups() {
 		4, -9, -9, 1, 1.5, -9, -9, -9, // 4 is in the first group, which is third
 		0, 0, 0, 0, 0, 0, 0, 0,
 		nan, nan, 1, nan, -1, -2, nan, nan,
+		2, 2, 3, -9, -9, -9, -9, -9, // two equal experts are the best of the first group
+		-200, -200, -200, -200, -200, -200, -200, -200, // probabilities of 0
 	}, []float64{-3, -3, -3, -2, -2, -3, -3, -3}
-	s.check("route in groups", []want{{name: "experts", ref: []float64{4, 3, 2, 3, 4, 2, 4, 5, 0}, exact: true}},
-		func(b *bench) ([]*array, error) {
-			chosen := b.out("experts", tensor.I32, dense, 3, 3)
-			return []*array{chosen},
-				b.dev.RouteForward(b.stream,
-					&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 3, 8).Tensor,
-						Bias: b.in("bias", tensor.F32, dense, bias, 8).Tensor, Experts: chosen.Tensor,
-						Rows:    b.out("rows", tensor.I32, dense, 3, 3).Tensor,
-						Weights: b.out("weights", tensor.F32, dense, 9).Tensor,
-						Offsets: b.out("offsets", tensor.I32, dense, 9).Tensor, Normalize: true, Sigmoid: true,
-						Groups: 4, KeptGroups: 2})
-		})
+	wants := []want{{name: "experts", ref: []float64{4, 3, 2, 3, 4, 2, 4, 5, 0, 3, 2, 0, 3, 4, 2}, exact: true},
+		{name: "weights of probabilities of 0", ref: []float64{0, 0, 0}, exact: true}}
+	run := func(b *bench, from int64) (chosen, weights *array, err error) {
+		tokens := int64(len(logits))/8 - from
+		chosen, weights = b.out("experts", tensor.I32, dense, tokens, 3), b.out("weights", tensor.F32, dense, 3*tokens)
+		return chosen, weights, b.dev.RouteForward(b.stream,
+			&device.Route{Logits: b.inout("logits", tensor.F32, dense, logits[8*from:], tokens, 8).Tensor,
+				Bias: b.in("bias", tensor.F32, dense, bias, 8).Tensor, Experts: chosen.Tensor,
+				Rows: b.out("rows", tensor.I32, dense, tokens, 3).Tensor, Weights: weights.Tensor,
+				Offsets: b.out("offsets", tensor.I32, dense, 9).Tensor, Normalize: true, Sigmoid: true,
+				Groups: 4, KeptGroups: 2})
+	}
+	s.check("route in groups", wants, func(b *bench) ([]*array, error) {
+		chosen, _, err := run(b, 0)
+		if err != nil {
+			return nil, err
+		}
+		_, weights, err := run(b, 4)
+		return []*array{chosen, weights}, err
+	})
 }
 
 // rowsCase tests the operations on the rows of a routing, with matrices [m, n].
