@@ -68,6 +68,12 @@ func testAttentionWide(s *suite) {
 			cases[from+i].KVHead = heads
 		}
 	}
+	// masks whose edge is one position before or behind the corner of a strip of 32 queries, or 32
+	// keys, in a whole tile of 64 keys: such a tile is nearly all visible, or nearly all hidden
+	for _, n := range [][2]int64{{100, 98}, {70, 100}, {70, 103}} {
+		add(1, 1, d, d, one(n[0]), one(n[1]), true, nil)
+	}
+	add(1, 1, d, d, one(70), one(70), false, &ref.Window{Left: 30, Right: -1})
 	if s.plain { // more tiles than buffers, also if only some of a block's queries see a tile
 		for _, causal := range []bool{true, false} {
 			add(2, 1, 64, 48, one(690), one(690), causal, nil)
