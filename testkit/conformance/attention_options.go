@@ -224,6 +224,12 @@ func (s *suite) optionCases() (cases []*ref.Attention) {
 	add(one(0), one(17), false, "sinks slopes", nil)
 	add(one(17), one(0), false, "sinks slopes", nil)
 	add(one(17), one(17), false, "sinks slopes", func(g *ref.Attention) { g.Hq, g.KVHead = 0, []int64{} })
+	// windows wider than the call, of queries that are far from its keys, as on a rank of a ring
+	for _, shift := range []int64{200, -200} {
+		add(one(40), one(50), false, "", func(g *ref.Attention) {
+			g.Window, g.Shift = &ref.Window{Left: 170, Right: 170}, []int64{shift}
+		})
+	}
 	return cases
 }
 
