@@ -40,10 +40,12 @@ func TestStructsMatchTheHeader(t *testing.T) {
 }
 
 // alike reports whether a C and a Go type have the same representation: numbers of one kind,
-// pointers, or arrays of the same length and element.
+// pointers, a void * that is a uintptr in Go, or arrays of the same length and element.
 func alike(c, g reflect.Type) bool {
 	address := func(t reflect.Type) bool { return t.Kind() == reflect.Pointer || t.Kind() == reflect.UnsafePointer }
 	switch {
+	case c.Kind() == reflect.UnsafePointer && g.Kind() == reflect.Uintptr:
+		return true
 	case address(c) || address(g):
 		return address(c) && address(g)
 	case c.Kind() == reflect.Array && g.Kind() == reflect.Array:

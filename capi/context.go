@@ -142,7 +142,7 @@ func readOptions(op string, p unsafe.Pointer) (s settings, err error) {
 		ring: max(1, o.ring), comm: o.comm, flags: o.flags}
 	if f := o.log; f != nil {
 		user := o.log_user
-		s.log = func(level int32, line string) { callLog(unsafe.Pointer(f), user, level, line) }
+		s.log = func(level int32, line string) { callLog(f, user, level, line) }
 	}
 	return s, nil
 }

@@ -198,15 +198,15 @@ func uly_pass_cancel(x handle, t text) C.int32_t {
 }
 
 //export uly_local_forward
-func uly_local_forward(p, b handle, args, f, user pointer, t text) C.int32_t {
+func uly_local_forward(p, b handle, args, f pointer, user handle, t text) C.int32_t {
 	return finish("ulysses_local_forward",
-		guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, user) }), t)
+		guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, uintptr(user)) }), t)
 }
 
 //export uly_local_backward
-func uly_local_backward(p, b handle, args, grads, f, user pointer, t text) C.int32_t {
+func uly_local_backward(p, b handle, args, grads, f pointer, user handle, t text) C.int32_t {
 	return finish("ulysses_local_backward",
-		guarded(func() error { return localBackward(uintptr(p), uintptr(b), args, grads, f, user) }), t)
+		guarded(func() error { return localBackward(uintptr(p), uintptr(b), args, grads, f, uintptr(user)) }), t)
 }
 
 //export uly_local_sizes

@@ -21,7 +21,8 @@ enum { CONTEXT = 1, PLAN = 2, BATCH = 3 };
     result;                      \
   })
 
-// H is a handle as an integer, P a pointer without const: Go's functions have these types.
+// H is a handle or a user pointer as an integer, P a pointer without const: Go's functions have
+// these types.
 #define H(x) ((uintptr_t)(x))
 #define P(x) ((void *)(uintptr_t)(x))
 
@@ -192,13 +193,13 @@ API ulysses_status ulysses_block_mask(const ulysses_block_pattern *p, int64_t he
 API ulysses_status ulysses_local_forward(ulysses_plan *p, const ulysses_batch *b,
                                          const ulysses_attention_args *a, ulysses_local_attention f,
                                          void *user) {
-  return GO(uly_local_forward(H(p), H(b), P(a), P(f), user, uly_clear_error()));
+  return GO(uly_local_forward(H(p), H(b), P(a), P(f), H(user), uly_clear_error()));
 }
 API ulysses_status ulysses_local_backward(ulysses_plan *p, const ulysses_batch *b,
                                           const ulysses_attention_args *a,
                                           const ulysses_attention_grads *g,
                                           ulysses_local_attention f, void *user) {
-  return GO(uly_local_backward(H(p), H(b), P(a), P(g), P(f), user, uly_clear_error()));
+  return GO(uly_local_backward(H(p), H(b), P(a), P(g), P(f), H(user), uly_clear_error()));
 }
 API ulysses_status ulysses_local_sizes(const ulysses_plan *p, const ulysses_batch *b,
                                        ulysses_sizes *out) {

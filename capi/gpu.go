@@ -95,7 +95,7 @@ func (g *gpu) leave() {
 
 // enqueue runs work, which enqueues operations on the context's stream. They run after what is on
 // the caller's stream now, and before what the caller enqueues later.
-func (c *context) enqueue(op string, stream unsafe.Pointer, work func() error) error {
+func (c *context) enqueue(op string, stream uintptr, work func() error) error {
 	if err := c.waitForCaller(op, stream); err != nil {
 		return err
 	}
@@ -103,11 +103,11 @@ func (c *context) enqueue(op string, stream unsafe.Pointer, work func() error) e
 }
 
 // waitForCaller lets the context's stream wait for what is on the caller's stream now.
-func (c *context) waitForCaller(op string, stream unsafe.Pointer) error {
+func (c *context) waitForCaller(op string, stream uintptr) error {
 	if c.gpu == nil {
 		return nil
 	}
-	c.gpu.callerStream = uintptr(stream)
+	c.gpu.callerStream = stream
 	if err := c.gpu.external.Enter(c.gpu.callerStream, c.stream); err != nil {
 		return status.Errorf(status.Of(err), "%s: %w", op, err)
 	}

@@ -22,8 +22,8 @@ static int32_t call_alltoallv(const ulysses_host_comm *h, const void *in, const 
                               void *out, const int64_t *out_bytes) {
 	return HOST(h->alltoallv(h->user, in, in_bytes, out, out_bytes));
 }
-static void call_log(void *f, void *user, int32_t level, const char *line) {
-	HOST((((void (*)(void *, int32_t, const char *))f)(user, level, line), 0));
+static void call_log(void *f, uintptr_t user, int32_t level, const char *line) {
+	HOST((((void (*)(void *, int32_t, const char *))f)((void *)user, level, line), 0));
 }
 static void *enter_host(void) { return uly_enter_host; }
 static void *leave_host(void) { return uly_leave_host; }
@@ -59,9 +59,9 @@ func shareOfCores(op string, c comm.Comm) (int, error) {
 }
 
 // callLog passes a line to the host's log function. The line is valid during the call.
-func callLog(f, user unsafe.Pointer, level int32, line string) {
+func callLog(f unsafe.Pointer, user uintptr, level int32, line string) {
 	text := append([]byte(line), 0)
-	C.call_log(f, user, C.int32_t(level), (*C.char)(unsafe.Pointer(&text[0])))
+	C.call_log(f, C.uintptr_t(user), C.int32_t(level), (*C.char)(unsafe.Pointer(&text[0])))
 }
 
 // newMPI creates a context on a duplicate of the host's communicator. Collective.

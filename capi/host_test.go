@@ -74,6 +74,13 @@ func TestHostInC(t *testing.T) {
 	}
 }
 
+// Streams and user pointers may be any numbers, also small ones, which Go pointers must not be.
+func TestOpaqueArguments(t *testing.T) {
+	exe := compile(t, "gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-pedantic", "-Werror",
+		"testdata/opaque.c")
+	output(t, time.Minute, []string{"GOGC=1"}, exe)
+}
+
 // mpirun runs a program on n ranks, with Open MPI's settings for containers, and returns its
 // output.
 func mpirun(t *testing.T, n int, exe ...string) string {

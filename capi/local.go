@@ -6,10 +6,10 @@ package main
 #include "ulysses.h"
 
 // call_local calls the host's attention with the host's signal mask.
-static int32_t call_local(void *f, void *user, const ulysses_local_call *a) {
+static int32_t call_local(void *f, uintptr_t user, const ulysses_local_call *a) {
 	sigset_t mask;
 	uly_enter_host(&mask);
-	int32_t code = ((ulysses_local_attention)f)(user, a);
+	int32_t code = ((ulysses_local_attention)f)((void *)user, a);
 	uly_leave_host(&mask);
 	return code;
 }
@@ -126,8 +126,9 @@ type localCall struct {
 	p         *plan
 	b         *sp.Batch
 	op        string
-	f, user   unsafe.Pointer
-	stream    unsafe.Pointer
+	f         unsafe.Pointer
+	user      uintptr
+	stream    uintptr
 	backward  bool
 	workspace device.Allocator
 }
@@ -160,12 +161,12 @@ func (p *plan) localMemory(r *reader, both *batch, a *cAttentionArgs, call *loca
 	return nil
 }
 
-func localForward(ph, bh uintptr, args, f, user unsafe.Pointer) error {
+func localForward(ph, bh uintptr, args, f unsafe.Pointer, user uintptr) error {
 	const op = "ulysses_local_forward"
 	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.localForward(op, b, args, f, user) })
 }
 
-func (p *plan) localForward(op string, both *batch, args, f, user unsafe.Pointer) error {
+func (p *plan) localForward(op string, both *batch, args, f unsafe.Pointer, user uintptr) error {
 	c := p.ctx
 	b, a, err := p.attentionArgs(op, both, args, false)
 	if err != nil {
@@ -194,12 +195,12 @@ func (p *plan) localForward(op string, both *batch, args, f, user unsafe.Pointer
 	return c.writeTag(call.toSeq(x.reshardOut(c.args.Out, x.heads), failed))
 }
 
-func localBackward(ph, bh uintptr, args, grads, f, user unsafe.Pointer) error {
+func localBackward(ph, bh uintptr, args, grads, f unsafe.Pointer, user uintptr) error {
 	const op = "ulysses_local_backward"
 	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.localBackward(op, b, args, grads, f, user) })
 }
 
-func (p *plan) localBackward(op string, both *batch, args, grads, f, user unsafe.Pointer) error {
+func (p *plan) localBackward(op string, both *batch, args, grads, f unsafe.Pointer, user uintptr) error {
 	c := p.ctx
 	b, a, err := p.attentionArgs(op, both, args, false)
 	if err != nil {
@@ -278,7 +279,7 @@ func (x *localCall) run() error {
 		m.call.dq, m.call.dk, m.call.dv, m.call.dout = c.tensorOut(4, g.q), c.tensorOut(5, g.k), c.tensorOut(6, g.v),
 			c.tensorOut(7, g.out)
 	}
-	if code := C.call_local(x.f, x.user, (*C.ulysses_local_call)(unsafe.Pointer(&m.call))); code != 0 {
+	if code := C.call_local(x.f, C.uintptr_t(x.user), (*C.ulysses_local_call)(unsafe.Pointer(&m.call))); code != 0 {
 		return status.Errorf(status.Code(code), "%s: the callback returned status %d (%v)", x.op, int32(code),
 			status.Code(code))
 	}

@@ -364,7 +364,7 @@ func TestRingRefusals(t *testing.T) {
 		says("a halo with a zigzag", "ULYSSES_ZIGZAG", status.Unsupported,
 			guarded(func() error { return callHalo("ulysses_halo_forward", ctx, zigzag, p(&r.halo), true) }))
 		says("the caller's own attention with a ring", "ring 2", status.Unsupported,
-			guarded(func() error { return localForward(r.plan, r.batch, p(&r.attention), p(&r), nil) }))
+			guarded(func() error { return localForward(r.plan, r.batch, p(&r.attention), p(&r), 0) }))
 		l.seq, l.rows = 0, 3
 		says("a zigzag of own rows", "ULYSSES_ZIGZAG", status.InvalidArgument, newBatch(ctx, p(&l), p(&zigzag)))
 	})

@@ -15,7 +15,7 @@ type pass struct {
 	plan         *plan
 	handle       uintptr // 0 = free
 	number       int64   // among the plans, batches and passes of the context, equal on all ranks
-	callerStream unsafe.Pointer
+	callerStream uintptr
 	memory       ownMemory
 	overlap      sp.Overlap
 
@@ -228,7 +228,7 @@ func (x *pass) finish(err error) error {
 		x.release()
 	}
 	if x.ctx.gpu != nil {
-		x.ctx.gpu.callerStream = uintptr(x.callerStream)
+		x.ctx.gpu.callerStream = x.callerStream
 	}
 	return x.ctx.callerWaits(err)
 }

@@ -19,7 +19,7 @@ type request struct {
 	plan         *plan
 	handle       uintptr // 0 = free
 	number       int64   // the same on every rank
-	callerStream unsafe.Pointer
+	callerStream uintptr
 	memory       ownMemory
 	pending      sp.Pending
 }
@@ -280,7 +280,7 @@ func requestWait(h uintptr) error {
 		}
 		r.release()
 		if c.gpu != nil {
-			c.gpu.callerStream = uintptr(r.callerStream)
+			c.gpu.callerStream = r.callerStream
 		}
 		return c.callerWaits(r.pending.Wait())
 	})

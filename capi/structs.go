@@ -36,7 +36,7 @@ type (
 		comm        int32
 		timeout     int32
 		log         unsafe.Pointer
-		log_user    unsafe.Pointer
+		log_user    uintptr
 		nccl_comm   unsafe.Pointer
 		flags       int32
 		reserved    int32
@@ -46,7 +46,7 @@ type (
 		rank        int32
 		size        int32
 		reserved    int32
-		user        unsafe.Pointer
+		user        uintptr
 		allgather   unsafe.Pointer
 		alltoallv   unsafe.Pointer
 	}
@@ -138,7 +138,7 @@ type (
 		out             **cTensor
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
-		stream          unsafe.Pointer
+		stream          uintptr
 	}
 	cHaloArgs struct {
 		struct_size     uint32
@@ -148,7 +148,7 @@ type (
 		halo            *cTensor
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
-		stream          unsafe.Pointer
+		stream          uintptr
 	}
 	cAttentionArgs struct {
 		struct_size     uint32
@@ -166,7 +166,7 @@ type (
 		saved_bytes     uint64
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
-		stream          unsafe.Pointer
+		stream          uintptr
 	}
 	cAttentionGrads struct {
 		struct_size uint32
@@ -212,7 +212,7 @@ type (
 		dq          *cTensor
 		dk          *cTensor
 		dv          *cTensor
-		stream      unsafe.Pointer
+		stream      uintptr
 	}
 	cAttentionLayerArgs struct {
 		struct_size     uint32
@@ -236,7 +236,7 @@ type (
 		saved_bytes     uint64
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
-		stream          unsafe.Pointer
+		stream          uintptr
 		sinks           *cTensor
 		alibi           *cTensor
 		block_mask      *cTensor
@@ -275,7 +275,7 @@ type (
 		saved_bytes     uint64
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
-		stream          unsafe.Pointer
+		stream          uintptr
 	}
 	cGDNGrads struct {
 		struct_size uint32
@@ -305,7 +305,7 @@ type (
 		saved_bytes     uint64
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
-		stream          unsafe.Pointer
+		stream          uintptr
 	}
 	cGDNLayerGrads struct {
 		struct_size uint32
@@ -327,7 +327,7 @@ type (
 		count       int64
 		lo          int64
 		hi          int64
-		stream      unsafe.Pointer
+		stream      uintptr
 	}
 	cTiledArgs struct {
 		struct_size uint32
@@ -344,8 +344,8 @@ type (
 		din         **cTensor
 		forward     unsafe.Pointer
 		backward    unsafe.Pointer
-		user        unsafe.Pointer
-		stream      unsafe.Pointer
+		user        uintptr
+		stream      uintptr
 	}
 )
 

@@ -40,7 +40,7 @@ extern "C" {
 #endif
 enum { ULYSSES_OK = 0, ULYSSES_WRONG = 0x10, };
 typedef struct ulysses_thing ulysses_thing;
-typedef struct { uint32_t struct_size; int32_t a, *b, c[2]; void (*log)(void *user, const char *); } ulysses_gdn_args;
+typedef struct { uint32_t struct_size; int32_t a, *b, c[2]; void *user; void (*log)(void *user, const char *); } ulysses_gdn_args;
 static inline int32_t ulysses_inline(int32_t x) { return x < 3 ? x >> 1 : -x; }
 typedef ulysses_status (*ulysses_call)(void *, const ulysses_gdn_args *const *);
 ulysses_status ulysses_f(ulysses_thing *, const ulysses_gdn_args *args, ulysses_call, ulysses_thing **out);
@@ -59,18 +59,18 @@ void ulysses_g(void);
 	}
 	for _, c := range []struct{ out, want string }{
 		{string(golang),
-			"	cGDNArgs struct {\n		struct_size uint32\n		a           int32\n		b           *int32\n		c           [2]int32\n		log         unsafe.Pointer\n	}"},
+			"	cGDNArgs struct {\n		struct_size uint32\n		a           int32\n		b           *int32\n		c           [2]int32\n		user        uintptr\n		log         unsafe.Pointer\n	}"},
 		{string(python), "VERSION = 203  #"},
 		{string(python), "    WRONG = 0x10\n"},
 		{string(python), "Log = CFUNCTYPE(None, c_void_p, c_char_p)\n"},
 		{string(python),
-			"        (\"b\", POINTER(c_int32)),\n        (\"c\", c_int32 * 2),\n        (\"log\", Log),\n"},
+			"        (\"b\", POINTER(c_int32)),\n        (\"c\", c_int32 * 2),\n        (\"user\", c_void_p),\n        (\"log\", Log),\n"},
 		{string(python), "Call = CFUNCTYPE(c_int32, c_void_p, POINTER(POINTER(GDNArgs)))\n"},
 		{string(python),
 			"    \"ulysses_f\": (c_int32, [c_void_p, POINTER(GDNArgs), Call, POINTER(c_void_p)]),\n    \"ulysses_g\": (None, []),\n"},
 		{h.record(), "SAME(offsetof(ulysses_gdn_args, b) == 8);\n"},
-		{h.record(), "SAME(offsetof(ulysses_gdn_args, log) == 24);\n"},
-		{h.record(), "SAME(sizeof(ulysses_gdn_args) >= 32);\n"},
+		{h.record(), "SAME(offsetof(ulysses_gdn_args, log) == 32);\n"},
+		{h.record(), "SAME(sizeof(ulysses_gdn_args) >= 40);\n"},
 		{h.record(), "ulysses_status ulysses_f(ulysses_thing *, const ulysses_gdn_args *, ulysses_call, ulysses_thing **);\n"},
 	} {
 		if !strings.Contains(c.out, c.want) {

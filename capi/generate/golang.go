@@ -13,6 +13,11 @@ var goTypes = map[string]string{
 	"float": "float32", "double": "float64", "ulysses_status": "int32",
 }
 
+// opaque are members of type void * whose values the library passes on and never reads. Hosts give
+// them small numbers as well, such as cudaStreamPerThread, which is 2. The Go runtime ends the
+// process if it finds such a number in a pointer on the stack of a goroutine, so they are integers.
+var opaque = map[string]bool{"stream": true, "user": true, "log_user": true}
+
 // golang returns the text of capi/structs.go.
 func (h *header) golang() ([]byte, error) {
 	var b, layouts strings.Builder
@@ -43,6 +48,9 @@ type (
 			t, err := h.goType(f.ctype)
 			if err != nil {
 				return nil, fmt.Errorf("%s.%s: %w", s.name, f.name, err)
+			}
+			if f.ctype.base == "void" && opaque[f.name] {
+				t = "uintptr"
 			}
 			fmt.Fprintf(&b, "%s %s\n", f.name, t)
 		}
