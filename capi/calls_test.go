@@ -335,12 +335,17 @@ func (r *rankCalls) haloCalls() []collectiveCall {
 			return callHalo(haloName(forward), r.ctx, r.batch, p(a), forward)
 		})
 	}
+	tensor := func(t *cTensor, change func(t *cTensor)) *cTensor { change(t); return t }
+	bf16 := func(t *cTensor) { t.code, t.bits = 4, 16 }
 	sum, count, negative := 1.0, int64(1), int64(-1)
 	return []collectiveCall{
 		{"ulysses_halo_forward", with(true, func(*cHaloArgs) {}), map[string]func() error{
-			"batch is NULL":   func() error { return callHalo("ulysses_halo_forward", r.ctx, 0, p(&r.halo), true) },
-			"n":               with(true, func(a *cHaloArgs) { a.n = 0 }),
-			"n on one rank":   with(true, func(a *cHaloArgs) { a.n, a.halo = 2, tensorOf(1, 2, callHidden) }),
+			"batch is NULL": func() error { return callHalo("ulysses_halo_forward", r.ctx, 0, p(&r.halo), true) },
+			"n":             with(true, func(a *cHaloArgs) { a.n = 0 }),
+			"n on one rank": with(true, func(a *cHaloArgs) { a.n, a.halo = 2, tensorOf(1, 2, callHidden) }),
+			"type on one rank": with(true, func(a *cHaloArgs) {
+				a.x, a.halo = tensor(r.x(), bf16), tensor(tensorOf(1, 3, callHidden), bf16)
+			}),
 			"small workspace": with(true, func(a *cHaloArgs) { a.workspace, a.workspace_bytes = aligned(64), 4 }),
 			"halo is NULL":    with(true, func(a *cHaloArgs) { a.halo = nil }),
 		}},

@@ -84,6 +84,7 @@ func (h *halo) flatten(op string) error {
 		width *= d
 	}
 	h.c.requireEqual("the features of a row of x", width)
+	h.c.requireEqual("the type of x (1 = BF16, 0 = F32)", int64(b2i(x.DType == tensor.BF16)))
 	h.rows.X, h.rows.Rows = x.View(h.b.Batch(), h.b.Rows(), width), h.rows.Rows.View(h.b.Batch(), n, width)
 	return nil
 }
