@@ -187,6 +187,10 @@ func (p *plan) localForward(op string, both *batch, args, f unsafe.Pointer, user
 	if err := p.localMemory(&r, both, &a, &call); err != nil {
 		return err
 	}
+	// before the ranks agree, which is in toHeads
+	if _, err := p.sp.ReshardWorkspace(b, x.reshardOut(c.args.Out, x.heads)); err != nil {
+		return err
+	}
 	in := x.reshardQKV(c.args.Q, c.args.K, c.args.V, x.heads)
 	if err := call.toHeads(in); err != nil {
 		return err
@@ -228,6 +232,10 @@ func (p *plan) localBackward(op string, both *batch, args, grads, f unsafe.Point
 		return err
 	}
 	x.grads = p.allocateHeads(&call.workspace, b)
+	// before the ranks agree, which is in toHeads
+	if _, err := p.sp.ReshardWorkspace(b, x.reshardQKV(c.grads.DQ, c.grads.DK, c.grads.DV, x.grads)); err != nil {
+		return err
+	}
 	if err := call.toHeads(x.reshardOut(c.grads.DOut, x.grads)); err != nil {
 		return err
 	}

@@ -129,8 +129,8 @@ static void alone(ulysses_context *c) {
   ulysses_sizes s;
   ULYSSES_INIT(&s);
   OK(ulysses_local_sizes(plan, batch, &s));
-  ulysses_attention_args a, no_q, saved;
-  ulysses_attention_grads g, no_dv;
+  ulysses_attention_args a, no_q, saved, short_out;
+  ulysses_attention_grads g, no_dv, short_dk;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = allocate(s.saved),
@@ -138,7 +138,15 @@ static void alone(ulysses_context *c) {
   g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   no_q = saved = a, no_dv = g, no_q.q = NULL, saved.saved = NULL, saved.saved_bytes = 0,
   no_dv.dv = NULL;
+  int64_t fewer[4] = {1, 2, 4, 8};
+  ulysses_tensor out = floats(t[3].data, fewer), dk = floats(t[6].data, fewer);
+  short_out = a, short_out.out = &out, short_dk = g, short_dk.dk = &dk;
   for (int at = 0; at < size; at++) {
+    REFUSED(at, ulysses_local_forward(plan, batch, &short_out, copies, NULL),
+            ulysses_local_forward(plan, batch, &a, copies, NULL));
+    OK(ulysses_local_forward(plan, batch, &a, copies, NULL));
+    REFUSED(at, ulysses_local_backward(plan, batch, &a, &short_dk, copies, NULL),
+            ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
     REFUSED(at, ulysses_local_forward(plan, batch, &a, NULL, NULL),
             ulysses_local_forward(plan, batch, &a, copies, NULL));
     REFUSED(at, ulysses_local_forward(plan, batch, &no_q, copies, NULL),
