@@ -64,11 +64,13 @@ func guarded(f func() error) (err error) {
 // errorBytes is the size of the buffer of a thread's error message.
 const errorBytes = C.ULY_ERROR_BYTES
 
-// finish writes the message of an error to the thread's buffer and returns its status. Messages of
-// other packages name Go functions, which the host does not know: finish replaces them by op, the C
-// function that the host has called.
+// finish writes the message of an error to the thread's buffer and returns its status. Without an
+// error it clears the buffer: a call that has failed inside a callback has left its message there.
+// Messages of other packages name Go functions, which the host does not know: finish replaces them
+// by op, the C function that the host has called.
 func finish(op string, err error, buffer *C.char) C.int32_t {
 	if err == nil {
+		*buffer = 0
 		return 0
 	}
 	message := status.WithoutGoNames(err)

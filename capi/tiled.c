@@ -188,6 +188,7 @@ static ulysses_status walk(const char *op, const ulysses_tiled_args *a, const li
     for (int k = 0; k < l->n; k++) restrict_rows(l->lists[k], t.lo, t.hi);
     if ((s = call_back(a, &t, l))) return uly_callback_failed(s, op, i, t.count);
   }
+  uly_clear_error(); // a call that has failed inside a callback has left its message
   return ULYSSES_OK;
 }
 

@@ -156,6 +156,12 @@ static ulysses_status copies(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
+// ignores is the host's attention that ignores the error of a call.
+static ulysses_status ignores(void *user, const ulysses_local_call *a) {
+  IS(ulysses_context_query(NULL, NULL), ULYSSES_INVALID_ARGUMENT);
+  return copies(user, a);
+}
+
 // callbacks: host collectives, log functions and the host's own attention.
 static void callbacks(void) {
   collectives u = {0};
@@ -222,6 +228,8 @@ static void callbacks(void) {
   IS(ulysses_local_forward(plan, batch, &a, failing, &c), ULYSSES_NUMERIC);
   IS(ulysses_local_forward(plan, batch, &a, NULL, &c), ULYSSES_INVALID_ARGUMENT);
   OK(ulysses_local_forward(plan, batch, &a, copies, NULL)); // the context still works
+  OK(ulysses_local_forward(plan, batch, &a, ignores, NULL));
+  CHECK(ulysses_last_error()[0] == 0);
   free(a.saved), free(a.workspace);
   ulysses_context_destroy(c), ulysses_context_destroy(alone);
 }
@@ -263,6 +271,7 @@ static ulysses_status count_tiles(void *user, const ulysses_tile *t,
                                   const ulysses_tensor *const *in, ulysses_tensor *const *out) {
   (void)in, (void)out;
   *(int64_t *)user = t->index + 1;
+  IS(ulysses_context_query(NULL, NULL), ULYSSES_INVALID_ARGUMENT); // ignored
   return ULYSSES_OK;
 }
 
@@ -285,7 +294,7 @@ static void odd_elements(void) {
     ulysses_tiled_args a;
     ULYSSES_INIT(&a);
     a.n_in = 1, a.in = in, a.tile_rows = 1, a.forward = count_tiles, a.user = &tiles;
-    if (cases[k].valid) OK(tiled_compute(&a));
+    if (cases[k].valid) CHECK(tiled_compute(&a) == ULYSSES_OK && ulysses_last_error()[0] == 0);
     else IS(tiled_compute(&a), ULYSSES_INVALID_ARGUMENT);
     CHECK(tiles == (cases[k].valid ? 4 : 0));
     CHECK(cases[k].valid || strstr(ulysses_last_error(), "in[0] has"));
