@@ -106,6 +106,35 @@ func lossReduceOf(ctx uintptr) error {
 	return lossReduce(ctx, p(&sum), p(&count), nil)
 }
 
+// Options or out in unreadable memory on one rank: all ranks return an error.
+func TestRanksAgreeOnUnreadableOptions(t *testing.T) {
+	wild := uintptr(1 << 20)
+	unreadable := *(*unsafe.Pointer)(p(&wild))
+	for _, out := range []bool{false, true} {
+		results := make(chan error, 2)
+		for rank, c := range comm.Local(2) {
+			go func() {
+				var ctx uintptr
+				o, to := unsafe.Pointer(nil), p(&ctx)
+				if rank == 0 && out {
+					to = unreadable
+				} else if rank == 0 {
+					o = unreadable
+				}
+				results <- guarded(func() error { return newOnComm("create", c, true, o, to) })
+			}()
+		}
+		for range 2 {
+			select {
+			case err := <-results:
+				refused(t, "unreadable memory", status.Internal, err)
+			case <-time.After(10 * time.Second):
+				t.Fatal("a rank waits for a rank that has left the call")
+			}
+		}
+	}
+}
+
 // If ranks call different functions, the error names the functions.
 func TestRanksAgreeOnTheFunction(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {

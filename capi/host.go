@@ -31,7 +31,6 @@ static void *leave_host(void) { return uly_leave_host; }
 import "C"
 
 import (
-	"cmp"
 	"os"
 	"strconv"
 	"unsafe"
@@ -78,9 +77,16 @@ func newMPI(fcomm int64, opts, out unsafe.Pointer) error {
 // invalid, all ranks return an error. hasAlltoallv is true if the communicator can send tensors in
 // host memory. Collective.
 func newOnComm(op string, c comm.Comm, hasAlltoallv bool, opts, out unsafe.Pointer) error {
-	s, err := readOptions(op, opts)
+	var s settings
+	// guarded here, so that ranks also agree on unreadable memory
+	err := guarded(func() (err error) {
+		if err = clearOut(op, out); err == nil {
+			s, err = readOptions(op, opts)
+		}
+		return err
+	})
 	s.hasAlltoallv = hasAlltoallv
-	if err := comm.Agree(c, cmp.Or(clearOut(op, out), err)); err != nil {
+	if err := comm.Agree(c, err); err != nil {
 		c.Close()
 		return err
 	}
