@@ -239,6 +239,16 @@ func (r *rankCalls) layerCalls() []collectiveCall {
 				a.workspace, a.workspace_bytes = aligned(64), 64
 			}),
 			"hidden": with(func(a *cAttentionLayerArgs) { a.hidden = 0 }),
+			// valid on each rank
+			"norms on one rank": with(func(a *cAttentionLayerArgs) {
+				a.q_norm, a.k_norm = tensorOf(callDim), tensorOf(callDim)
+				a.saved, a.saved_bytes = nil, 0
+			}),
+			"rotation on one rank": with(func(a *cAttentionLayerArgs) {
+				a.cos, a.sin = tensorOf(r.rows, callDim/2), tensorOf(r.rows, callDim/2)
+			}),
+			"bias on one rank": with(func(a *cAttentionLayerArgs) { a.bo = tensorOf(callHidden) }),
+			"eps on one rank":  with(func(a *cAttentionLayerArgs) { a.eps = 1e-5 }),
 		}},
 		{"ulysses_attention_layer_backward", backward(func(*cAttentionLayerArgs, *cAttentionLayerGrads) {}),
 			map[string]func() error{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"unsafe"
 
 	"ulysses/device"
@@ -128,6 +129,14 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 		return a, nil, invalid("%s: eps is %v; give 0 to 1, 0 is 1e-6", op, a.eps)
 	}
 	c.requireEqual("hidden", a.hidden)
+	c.requireEqual("the bits of eps", int64(math.Float32bits(a.eps)))
+	for _, x := range [...]struct {
+		name string
+		t    *cTensor
+	}{{"q_norm given", a.q_norm}, {"cos given", a.cos}, {"bq given", a.bq}, {"bk given", a.bk}, {"bv given", a.bv},
+		{"bo given", a.bo}} {
+		c.requireEqualPresence(x.name, x.t)
+	}
 	x.reset(p, b, layerKind{hidden: a.hidden, norm: a.q_norm != nil})
 	if x.eps = float64(a.eps); a.eps == 0 {
 		x.eps = 1e-6
