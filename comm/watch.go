@@ -186,7 +186,8 @@ func (w *Watch) arm(d time.Duration) {
 }
 
 // check runs when the timer fires. It reports the oldest call if it is late, and otherwise sets the
-// timer to the time at which the call will be late.
+// timer to the time at which the call will be late. With LimitIdle the timer fires earlier, because
+// the call may end at once and be the last one for a long time.
 func (w *Watch) check() {
 	w.mu.Lock()
 	w.armed = false
@@ -207,7 +208,11 @@ func (w *Watch) check() {
 	}
 	waited := now.Sub(w.active[oldest].began)
 	if waited < w.limit {
-		w.arm(w.limit - waited)
+		left := w.limit - waited
+		if w.onIdle != nil {
+			left = min(left, w.idleLimit())
+		}
+		w.arm(left)
 		w.mu.Unlock()
 		return
 	}

@@ -112,6 +112,14 @@ func TestWatchIdle(t *testing.T) {
 			}
 			time.Sleep(limit)
 		}
+		// the timer fires during a short call, for which it would be late much later
+		w.LimitIdle(func(s string) { slow <- s })
+		time.Sleep(limit*3/4 - time.Millisecond)
+		ended := call(2 * time.Millisecond)
+		<-slow
+		if waited := time.Since(ended); waited > limit*9/10 {
+			t.Errorf("after a call in which the timer has fired: %v", waited)
+		}
 		call(limit * 9 / 10)
 		w.LimitIdle(nil)
 		time.Sleep(limit)
