@@ -92,6 +92,16 @@ func mpirun(t *testing.T, n int, exe ...string) string {
 		append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
 }
 
+// An abort is a failure for the launcher, also with a status of which the lowest 8 bits are 0: a
+// process has no other bits in its exit code.
+func TestAbortIsAFailure(t *testing.T) {
+	exe := compile(t, "mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", "testdata/abort.c")
+	for why, code := range map[string]string{"8": "8", "256": "10", "0": "10"} {
+		script := `mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2 "$0" "$1"; test $? = "$2"`
+		output(t, time.Minute, nil, "sh", "-c", script, exe, why, code)
+	}
+}
+
 // ulysses_build_info names the commit from which `make lib` has built the library; "+" marks a
 // changed tree. Outside of a git checkout the commit is "".
 func TestBuildInfo(t *testing.T) {

@@ -233,8 +233,8 @@ func (m *mpiComm) Split(color, key int) (Comm, error) {
 // Abort ends all processes of the job with the code. It does not return, unless MPI has ended. The
 // caller has printed the reason, because MPI does not.
 func (m *mpiComm) Abort(code status.Code, reason string) {
-	if code == status.OK {
-		code = status.Internal // 0 would mean success to the launcher
+	if code&255 == 0 {
+		code = status.Internal // an exit code has 8 bits, and 0 would mean success to the launcher
 	}
 	C.umpi_abort(C.int(code))
 }
