@@ -31,7 +31,11 @@ CASES = [
     (name, job, ranks, sets)
     for name, job, sets in [
         ("quickstart", EXAMPLES / "quickstart.toml", []),
-        ("quickstart, 8K tokens", EXAMPLES / "quickstart.toml", ["data.sequence=8192"]),
+        (
+            "quickstart, 8K tokens",
+            EXAMPLES / "quickstart.toml",
+            ["data.sequence=8192", "model.new.max_position_embeddings=8192"],
+        ),
         ("quickstart, bf16", EXAMPLES / "quickstart.toml", ["device.dtype=bf16"]),
         ("hybrid", EXAMPLES / "hybrid.toml", []),
         ("Qwen3, 27M", HERE / "step-qwen3.toml", []),
