@@ -81,7 +81,10 @@ func (r variant) train(t *testing.T, optimizer string, dataset data.Config) outc
 	t.Helper()
 	ranks := r.ulysses * r.data
 	x := run{model: "deep", ranks: ranks, ulysses: r.ulysses, optimizer: optimizer, compute: tensor.F32, steps: 5,
-		tiles: r.tiles, zero: r.zero, memory: r.memory, lr: 0.1}
+		tiles: r.tiles, zero: r.zero, memory: r.memory}
+	if optimizer == "sgd" {
+		x.lr = 0.1
+	}
 	dataset.Accumulate, dataset.Batch = r.accumulate, globalBatch/r.accumulate/int64(r.data)
 	return x.trainOn(t, dataset)
 }
