@@ -58,15 +58,14 @@ func parseCluster(src, path string) (*Cluster, error) {
 	var f faults
 	scan := keyLines(src)
 	if scan.deep > 0 { // before the library reads it
-		f.add(origin{file: path, line: scan.deep}, status.InvalidConfig,
-			"keys or values are nested more than %d levels deep", maxNesting)
+		f.deep(origin{file: path, line: scan.deep})
 		return nil, f.err()
 	}
 	if err := decodeTOML(src, &tree); err != nil {
 		return nil, status.Errorf(status.InvalidConfig, "%s: not TOML: %v", path, err)
 	}
-	for _, c := range scan.clashes {
-		f.add(origin{file: path, line: c.line}, status.InvalidConfig, "%s: already defined on line %d", c.key, c.first)
+	for _, x := range scan.clashes {
+		f.twice(origin{file: path, line: x.line}, x)
 	}
 	var table func(prefix string, tree map[string]any)
 	table = func(prefix string, tree map[string]any) {

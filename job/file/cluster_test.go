@@ -25,8 +25,8 @@ func TestClusterRanks(t *testing.T) {
 	}
 }
 
-// A cluster file has the faults of a job file: nesting for which the library needs quadratic time,
-// keys that contradict each other, and a table that is none.
+// A cluster file is refused as a job file is if it has keys that are nested too deep, a key that
+// contradicts an earlier line, or a number or a list of tables in the place of the table [rates].
 func TestClusterFaults(t *testing.T) {
 	for src, want := range map[string]string{
 		"nodes = 1\n" + strings.Repeat("a.", 100_000) + "a = 1": "c.toml:2: keys or values are nested more than 50 levels deep",

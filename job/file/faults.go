@@ -74,6 +74,17 @@ func (f *faults) add(o origin, code status.Code, format string, args ...any) {
 	*f = append(*f, fault{o, code, input.Words(fmt.Sprintf(format, args...))})
 }
 
+// deep adds the fault of a line with more levels than keyLines follows. The library would need
+// quadratic time for it.
+func (f *faults) deep(o origin) {
+	f.add(o, status.InvalidConfig, "keys or values are nested more than %d levels deep", maxNesting)
+}
+
+// twice adds the fault of a key that contradicts an earlier line.
+func (f *faults) twice(o origin, c clash) {
+	f.add(o, status.InvalidConfig, "%s: already defined on line %d", c.key, c.first)
+}
+
 // err returns the faults in the order of the file, one in each line; nil if there is none. The code
 // is InvalidConfig if any fault has that code, otherwise Unsupported.
 func (f *faults) err() error {

@@ -72,8 +72,7 @@ func (l *loader) file(src string) {
 	lines := keyLines(src)
 	if lines.deep > 0 {
 		l.broken = true
-		l.faults.add(at(lines.deep), status.InvalidConfig, "keys or values are nested more than %d levels deep",
-			maxNesting)
+		l.faults.deep(at(lines.deep))
 		return
 	}
 	tree, repaired := l.decode(src, at)
@@ -84,7 +83,8 @@ func (l *loader) file(src string) {
 		lines = keyLines(repaired)
 	}
 	for _, c := range lines.clashes {
-		l.fault(at(c.line), c.key, "%s: already defined on line %d", c.key, c.first)
+		l.bad[c.key] = true
+		l.faults.twice(at(c.line), c)
 	}
 	l.table(nil, tree, func(key string) origin {
 		if line := lines.lines[key]; line > 0 {

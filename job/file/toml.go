@@ -12,12 +12,7 @@ import (
 
 // TOML formats a value for a job file; a table is written inline.
 func TOML(x any) string {
-	v := reflect.ValueOf(x)
-	kind := v.Kind()
-	if _, ok := x.(time.Time); ok { // a struct, and a value of TOML
-		kind = reflect.Invalid
-	}
-	switch kind {
+	switch v := reflect.ValueOf(x); v.Kind() {
 	case reflect.Map:
 		table, ok := x.(map[string]any)
 		if !ok {
@@ -29,6 +24,9 @@ func TOML(x any) string {
 		}
 		return "{" + strings.Join(fields, ", ") + "}"
 	case reflect.Struct:
+		if _, ok := x.(time.Time); ok { // a value of TOML
+			break
+		}
 		var fields []string
 		for i := range v.NumField() {
 			fields = append(fields, v.Type().Field(i).Tag.Get("toml")+" = "+TOML(v.Field(i).Interface()))
