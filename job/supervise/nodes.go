@@ -19,17 +19,26 @@ type cluster struct {
 	nodes   []string // of the allocation; nil outside of Slurm
 	suspect []string // nodes on which a rank has died
 	states  func(nodes []string) (map[string]string, error)
-	again   bool // the job has been started before
+	expand  func(list string) []string // the names of a list such as n[1-3,5]
+	again   bool                       // the job has been started before
 }
 
 func newCluster() *cluster {
-	c := &cluster{states: nodeStates}
+	c := &cluster{states: nodeStates, expand: hostnames}
 	if list := os.Getenv("SLURM_JOB_NODELIST"); list != "" {
-		if out, err := exec.Command("scontrol", "show", "hostnames", list).Output(); err == nil {
-			c.nodes = strings.Fields(string(out))
-		}
+		c.nodes = hostnames(list)
 	}
 	return c
+}
+
+// hostnames returns the names of a list of Slurm such as n[1-3,5], or of a file with such lists;
+// nil if there is no Slurm.
+func hostnames(list string) []string {
+	out, err := exec.Command("scontrol", "show", "hostnames", list).Output()
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(out))
 }
 
 // nodeStates returns Slurm's states of nodes.
@@ -94,22 +103,26 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 	if !c.again || len(c.nodes) == 0 || filepath.Base(o.Launcher[0]) != "srun" {
 		return slices.Clone(o.Launcher), o.Program, nil
 	}
-	want := c.wanted(o.Launcher)
-	states, err := c.states(c.nodes)
+	nodes := c.usable(o.Launcher)
+	want := len(nodes)
+	if n := count(o.Launcher, "N", "nodes"); n > 0 {
+		want = min(n, want)
+	}
+	states, err := c.states(nodes)
 	if err != nil {
 		o.Log(fmt.Sprintf("sinfo: %v; the job starts again on the same nodes", err))
 		return slices.Clone(o.Launcher), o.Program, nil
 	}
-	good := slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return dead(states[n]) })
+	good := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return dead(states[n]) })
 	if fresh := slices.DeleteFunc(slices.Clone(good),
 		func(n string) bool { return slices.Contains(c.suspect, n) }); len(fresh) >= want {
 		good = fresh
 	}
 	if len(good) == 0 {
-		return nil, nil, status.Errorf(status.Comm, "supervise: no node of %s is left", strings.Join(c.nodes, ","))
+		return nil, nil, status.Errorf(status.Comm, "supervise: no node of %s is left", strings.Join(nodes, ","))
 	}
 	good = good[:min(want, len(good))]
-	own := ownWords(o.Launcher)
+	_, own := options(o.Launcher)
 	words := append(slices.Clone(o.Launcher[:own]), "--nodes="+strconv.Itoa(len(good)),
 		"--nodelist="+strings.Join(good, ","))
 	program = o.Program
@@ -125,68 +138,78 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 	return append(words, o.Launcher[own:]...), program, nil
 }
 
-// wanted returns the number of nodes of an attempt.
-func (c *cluster) wanted(launcher []string) int {
-	if n, ok := count(launcher, "-N", "--nodes"); ok {
-		return min(n, len(c.nodes))
+// usable returns the nodes of the allocation that the launcher does not exclude.
+func (c *cluster) usable(launcher []string) []string {
+	list := value(launcher, "x", "exclude")
+	if list == "" {
+		return c.nodes
 	}
-	return len(c.nodes)
+	excluded := c.expand(list)
+	return slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return slices.Contains(excluded, n) })
 }
 
 // tasks returns the number of tasks of the first attempt, on so many nodes; 0 = unknown.
 func (c *cluster) tasks(launcher []string, nodes int) int {
-	if n, ok := count(launcher, "-n", "--ntasks"); ok {
+	if n := count(launcher, "n", "ntasks"); n > 0 {
 		return n
 	}
 	if n, err := strconv.Atoi(os.Getenv("SLURM_NTASKS")); err == nil && n > 0 {
 		return n
 	}
-	n, _ := count(launcher, "", "--ntasks-per-node")
-	return n * nodes
+	return nodes * count(launcher, "ntasks-per-node")
 }
 
 // bare are the options of srun that have no value, or one behind "=" alone (srun --help).
 const bare = " preserve-env hold immediate no-kill kill-on-bad-exit label multi-prog nice overcommit overlap propagate pty quit-on-interrupt quiet reboot oversubscribe send-libs spread-job unbuffered use-min-nodes verbose disable-status contiguous no-allocate exact exclusive resv-ports compress interactive "
 
-// ownWords returns the number of words of a launcher that are srun and its options. The words after
-// them are a program that starts the rank, such as numactl.
-func ownWords(words []string) int {
-	at := 1
-	for at < len(words) && len(words[at]) > 1 && words[at][0] == '-' && words[at] != "--" {
+// option is a word of srun that begins with "-", and its value, if it has one.
+type option struct{ name, value string }
+
+// options returns srun's own options, and the number of words that they and srun take. The words
+// after them are a program that starts the rank, such as numactl.
+func options(words []string) (own []option, at int) {
+	for at = 1; at < len(words) && len(words[at]) > 1 && words[at][0] == '-' && words[at] != "--"; {
 		name, long := strings.CutPrefix(words[at], "--")
-		at++
+		value, given := "", true
 		if long {
-			if !strings.Contains(name, "=") && !strings.Contains(bare, " "+name+" ") {
-				at++ // the value
+			if name, value, given = strings.Cut(name, "="); !given {
+				given = strings.Contains(bare, " "+name+" ")
 			}
-			continue
+		} else { // The letters at the start have no value. The next one's is behind it, or the next word.
+			rest := strings.TrimLeft(name[1:], "EHIkKlOQsuvXZ")
+			if name = rest; len(rest) > 0 {
+				name, value = rest[:1], rest[1:]
+				given = value != "" || name[0] >= '0' && name[0] <= '9'
+			}
 		}
-		// The letters at the start have no value. The value of the next one is behind it, as in
-		// -N2, or the next word.
-		if rest := strings.TrimLeft(name[1:], "EHIkKlOQsuvXZ"); len(rest) == 1 && (rest[0] < '0' || rest[0] > '9') {
+		if at++; !given && at < len(words) {
+			value = words[at]
 			at++
 		}
+		own = append(own, option{name, value})
 	}
-	return min(at, len(words))
+	return own, min(at, len(words))
 }
 
-// count returns the number of an option of srun: -N 2, -N2, --nodes 2 or --nodes=2. The last one
-// counts.
-func count(launcher []string, short, long string) (n int, ok bool) {
-	words := launcher[:ownWords(launcher)]
-	for i, w := range words {
-		text := ""
-		switch {
-		case (w == short && short != "" || w == long) && i+1 < len(words):
-			text = words[i+1]
-		case strings.HasPrefix(w, long+"="):
-			text = w[len(long)+1:]
-		case short != "" && strings.HasPrefix(w, short) && !strings.HasPrefix(w, "--"):
-			text = w[len(short):]
-		}
-		if k, err := strconv.Atoi(text); err == nil && k > 0 {
-			n, ok = k, true
+// value returns the value of an option of srun: -N 2, -N2, --nodes 2 or --nodes=2. The last one
+// counts; "" = not given.
+func value(launcher []string, names ...string) (last string) {
+	own, _ := options(launcher)
+	for _, o := range own {
+		if slices.Contains(names, o.name) {
+			last = o.value
 		}
 	}
-	return n, ok
+	return last
+}
+
+// count returns the number that is the value of an option of srun, and 0 if it has none. Of a range
+// such as 2-4, srun takes as many as there are.
+func count(launcher []string, names ...string) int {
+	text := value(launcher, names...)
+	if _, most, ok := strings.Cut(text, "-"); ok {
+		text = most
+	}
+	n, _ := strconv.Atoi(text)
+	return max(n, 0)
 }

@@ -44,11 +44,22 @@ func TestNodes(t *testing.T) {
 		"a program that starts the rank": {"srun -uN 3 --mpi=pmix --label -K numactl -N 1 --membind 1", []string{"n1", "n2",
 			"n3"}, gone, map[string]string{"n2": "down"},
 			"srun -uN 3 --mpi=pmix --label -K --nodes=2 --nodelist=n1,n3 numactl -N 1 --membind 1 | p job 0 instead of 0"},
+		"excluded nodes": {"srun -x n[3-4]", []string{"n1", "n2", "n3", "n4"}, late, nil, "srun -x n[3-4] --nodes=2 --nodelist=n1,n2 | p job"},
+		"no spare but an excluded node": {"srun -n 4 --exclude=n3 -N2", []string{"n1", "n2", "n3"}, late,
+			map[string]string{"n1": "down"},
+			"srun -n 4 --exclude=n3 -N2 --nodes=1 --nodelist=n2 --ntasks=2 | p job 2 instead of 4"},
+		"a range": {"srun -N 1-2", []string{"n1", "n2", "n3"}, gone, nil,
+			"srun -N 1-2 --nodes=2 --nodelist=n1,n3 | p job"},
+		"letters together": {"srun -un4 -KN 2", []string{"n1", "n2", "n3"}, gone, nil,
+			"srun -un4 -KN 2 --nodes=2 --nodelist=n1,n3 --ntasks=4 | p job"},
 		"mpirun": {"mpirun -n 8", []string{"n1", "n2"}, gone, map[string]string{"n2": "down"},
 			"mpirun -n 8 | p job"},
 		"no allocation": {"srun -N2", nil, gone, nil, "srun -N2 | p job"},
 	} {
-		c := &cluster{nodes: x.nodes, states: func([]string) (map[string]string, error) { return x.states, nil }}
+		c := &cluster{nodes: x.nodes, states: func([]string) (map[string]string, error) { return x.states, nil },
+			expand: func(list string) []string {
+				return strings.Split(strings.ReplaceAll(list, "n[3-4]", "n3,n4"), ",")
+			}}
 		if x.why != nil {
 			c.exclude(x.why, false)
 		}
@@ -86,7 +97,7 @@ func TestOwnWords(t *testing.T) {
 		"srun -K1 -I5 env -i":                     3,
 		"srun --overlap -":                        2,
 	} {
-		if got := ownWords(strings.Fields(launcher)); got != want {
+		if _, got := options(strings.Fields(launcher)); got != want {
 			t.Errorf("%s: %d words, want %d", launcher, got, want)
 		}
 	}
