@@ -63,6 +63,10 @@ func TestConformanceOfKernels(t *testing.T) {
 	// heads and documents may be divided by the shape of the call
 	t.Run("delta", func(t *testing.T) { conformance.RunSome(t, opener(Options{}), "GatedDelta", "DeltaLaws") })
 	if emulated { // it has no other kernels
+		t.Run("99 KiB", func(t *testing.T) { // of shared memory for a block, as on sm_86, sm_89 and sm_120
+			t.Setenv("ULYSSES_EMULATED_SHARED", "101376")
+			conformance.RunDeltaLarge(t, opener(Options{Deterministic: true}))
+		})
 		return
 	}
 	t.Run("mma", func(t *testing.T) {

@@ -53,6 +53,12 @@ func RunAttentionTiled(t *testing.T, open Opener) {
 	run(t, open, suite{reproducible: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
 }
 
+// RunDeltaLarge runs the cases of the gated delta rule whose keys have more than 64 features, for
+// GPUs whose shared memory has room for fewer tiles of these.
+func RunDeltaLarge(t *testing.T, open Opener) {
+	run(t, open, suite{reproducible: true, few: true}, "GatedDelta")
+}
+
 // RunAttentionPlain is RunAttentionTiled for kernels whose tiles have up to 128 keys and that
 // support no options but sinks, shifts and carry. It runs the cases whose larger head size is at
 // least `from` and at most `to`.
@@ -144,7 +150,7 @@ type suite struct {
 	reproducible bool
 	aligned      bool     // arrays have the layout layout.aligned
 	bare         bool     // arrays without sentinels around them
-	few          bool     // only some of attention's cases
+	few          bool     // only some cases of attention and of the gated delta rule
 	onlyAligned  []string // tests of Aligned; none = all
 	tiled        bool     // only attention's cases in BF16 whose heads have multiples of 16 features
 	plain        bool     // only attention's cases of RunAttentionPlain

@@ -33,7 +33,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int ordinal) {
   for (int i = 0; i < 16; i++) out->uuid.bytes[i] = (char)(i == 15 ? ordinal : 0xe0 + i);
   out->totalGlobalMem = (size_t)setting("ULYSSES_EMULATED_MEMORY", 16ll << 30);
   out->sharedMemPerBlock = DEFAULT_SHARED;
-  out->sharedMemPerBlockOptin = MOST_SHARED;
+  out->sharedMemPerBlockOptin = most_shared();
   out->major = 9;
   out->multiProcessorCount = 4;
   out->maxThreadsPerBlock = 1024;
@@ -50,7 +50,7 @@ cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr what, int ordinal) {
     case cudaDevAttrUnifiedAddressing: *out = 1; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor: *out = 9; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *out = 0; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = MOST_SHARED; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = most_shared(); return cudaSuccess;
   }
   return set_error(cudaErrorInvalidValue);
 }

@@ -84,7 +84,7 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value) {
   std::lock_guard<std::mutex> held(lock);
   if (what == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-    if (value < 0 || value > MOST_SHARED) return set_error(cudaErrorInvalidValue);
+    if (value < 0 || value > most_shared()) return set_error(cudaErrorInvalidValue);
     allowed_shared[{this_thread().device, kernel}] = value;
   }
   return cudaSuccess;
