@@ -24,8 +24,8 @@ type deltaCase struct {
 }
 
 // decayKinds are distributions of the logarithms of decays: as in trained layers, none, some
-// strong, all strong, strong between weak (differences of large cumulative sums are small), and a
-// decay of 24 to 25 per token in every other head.
+// strong, all strong, strong between weak (differences of large cumulative sums are small), a decay
+// of 24 to 25 per token in every other head, and infinite or huge at some tokens.
 var decayKinds = []struct {
 	name string
 	g    func(r *rand.Rand, head int64) float64
@@ -40,6 +40,9 @@ var decayKinds = []struct {
 			return -24 - r.Float64()
 		}
 		return -0.3 * math.Abs(r.NormFloat64())
+	}},
+	{"resets", func(r *rand.Rand, _ int64) float64 {
+		return []float64{math.Inf(-1), -1e30, -0.05 * r.Float64()}[min(r.IntN(20), 2)]
 	}},
 }
 
