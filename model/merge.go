@@ -102,6 +102,11 @@ func (d *delta) add(at int64, dst []float32) {
 
 // MergeFolder writes the model folder of a base model with the adapters of a folder of PEFT merged.
 func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
+	m := &Model{Config: base.Config}
+	m.makeGroups()
+	if err := base.Check(m); err != nil {
+		return status.Errorf(status.Of(err), "export: %w", err)
+	}
 	var tensors []Stored
 	for _, name := range slices.Sorted(maps.Keys(base.where)) {
 		x := base.where[name]

@@ -92,6 +92,27 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if err := m.alone.make(d, comm.Local(1)[0], cfg, o); err != nil {
 		return nil, err
 	}
+	m.makeGroups()
+	if err := m.freeze(o); err != nil {
+		m.Close()
+		return nil, err
+	}
+	if err := m.divideExperts(o.Experts); err != nil {
+		m.Close()
+		return nil, err
+	}
+	m.inputs, m.stream = make([]tensor.Tensor, len(m.blocks)), make([]tensor.Tensor, len(m.blocks))
+	m.orders, m.visits = map[bool][]Use{false: m.order(false), true: m.order(true)}, m.backwardOrder()
+	if err := m.makeConstants(); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// makeGroups makes the parameters and the layers that have them.
+func (m *Model) makeGroups() {
+	cfg := m.Config
 	vocabulary := []string{"vocab_size", "hidden_size"}
 	m.embed = newParam("model.embed_tokens.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
 	m.groups = []*Group{{Name: "embed", Params: []*Param{m.embed}}}
@@ -108,21 +129,6 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
-	if err := m.freeze(o); err != nil {
-		m.Close()
-		return nil, err
-	}
-	if err := m.divideExperts(o.Experts); err != nil {
-		m.Close()
-		return nil, err
-	}
-	m.inputs, m.stream = make([]tensor.Tensor, len(m.blocks)), make([]tensor.Tensor, len(m.blocks))
-	m.orders, m.visits = map[bool][]Use{false: m.order(false), true: m.order(true)}, m.backwardOrder()
-	if err := m.makeConstants(); err != nil {
-		m.Close()
-		return nil, err
-	}
-	return m, nil
 }
 
 // BatchSpec returns the batch of one sequence for the ranks of the model. Tokens are in the chunks
