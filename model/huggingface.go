@@ -347,8 +347,7 @@ const (
 // ignored matches buffers that old versions of transformers saved and that are computed from the
 // configuration, and the dropped tensors of the family.
 func (c *Config) ignored(name string) bool {
-	return strings.HasSuffix(name, ".rotary_emb.inv_freq") ||
-		slices.ContainsFunc(c.dropped(), func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	return strings.HasSuffix(name, ".rotary_emb.inv_freq") || c.droppedBy(name) != ""
 }
 
 // disagree returns the differences between a parameter and a tensor in a file.

@@ -157,3 +157,20 @@ func TestFolderWithFurtherLayers(t *testing.T) {
 		}
 	})
 }
+
+// The work on a name does not grow with the number of further layers: a damaged config.json with
+// 16384 of them took minutes.
+func TestManyFurtherLayers(t *testing.T) {
+	cfg := configs(t)["glm4_moe"]
+	cfg.raw["num_nextn_predict_layers"] = int64(maxLayers)
+	for name, dropped := range map[string]bool{"model.layers.2.x": false, "model.layers.3.x": true,
+		"model.layers.16386.x": true, "model.layers.16387.x": false, "model.layers.99999999999999999999.x": false,
+		"model.layers.3": false, "lm_head.weight": false} {
+		if cfg.ignored(name) != dropped {
+			t.Errorf("%s is dropped: %v, want %v", name, !dropped, dropped)
+		}
+		if n := testing.AllocsPerRun(3, func() { cfg.ignored(name) }); n > 100 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
