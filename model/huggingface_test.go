@@ -97,6 +97,26 @@ func load(t *testing.T, dir string, override map[string]any, then func(r *rank))
 	})
 }
 
+// A folder is written where a symbolic link leads, also if nothing is there yet.
+func TestSaveThroughLinks(t *testing.T) {
+	for _, to := range []string{"new/model", "other"} {
+		dir := t.TempDir()
+		link, before := filepath.Join(dir, "link"), filepath.Join(dir, "before")
+		must(errors.Join(os.Symlink(to, before), os.Symlink("before", link)))
+		for range 2 {
+			if err := WriteFolder(link, func(string) error { return nil }, nil); err != nil {
+				t.Errorf("%s: %v", to, err)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(dir, to, weightsFile)); err != nil {
+			t.Error(err)
+		}
+		if left := must1(os.ReadDir(dir)); len(left) != 3 {
+			t.Errorf("%s: in the folder are %v", to, left)
+		}
+	}
+}
+
 // Save and Load are inverse, bitwise in F32, with the tokenizer's files. An existing folder is
 // replaced completely.
 func TestSaveAndLoad(t *testing.T) {
