@@ -9,9 +9,9 @@ import (
 
 // Warnings returns one line for each setting that is allowed but probably not intended: keys
 // without an effect, a trace of no step, a warmup that never ends, a theta of RoPE that is not
-// read, tensors of the folder that the model does not read. The model's config is nil for operator
-// jobs, the folder is nil for a model from scratch, and steps is 0 if unknown. cpu says that the
-// device is a CPU.
+// read, tensors of the folder that the model does not read, fields that a folder of adapters does
+// not have. The model's config is nil for operator jobs, the folder is nil for a model from
+// scratch, and steps is 0 if unknown. cpu says that the device is a CPU.
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu bool) []string {
 	lines := j.idleWarnings(c, cpu)
 	if t := j.Output.Trace; j.Kind == "train" && len(t) == 2 && steps > 0 && t[0] > steps {
@@ -39,6 +39,12 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu b
 			}
 			lines = append(lines, text)
 		}
+	}
+	if j.Kind == "train" && j.LoRA.Rank > 0 && len(j.Model.Override) > 0 {
+		lines = append(lines,
+			fmt.Sprintf(
+				"%v: model.override: a folder of adapters does not have these fields, and a merge of it has the fields of %s; to keep the override, run ulysses-mpi export --merge CHECKPOINT MODEL-FOLDER",
+				j.Origin("model.override"), j.Model.Path))
 	}
 	if j.Kind == "train" && c != nil && c.AddedBiases() {
 		lines = append(lines,

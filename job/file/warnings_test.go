@@ -44,6 +44,10 @@ const smallData = "[data]\npath = [\"a.txt\"]\nsequence = 64\n"
 // gets one.
 func TestWarnings(t *testing.T) {
 	const pattern = "kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\n[attention.pattern]\n"
+	llama, err := filepath.Abs("../../testdata/goldens/models/llama")
+	if err != nil {
+		t.Fatal(err)
+	}
 	train := smallData + llamaNew
 	for _, c := range []struct {
 		src, sets string
@@ -52,6 +56,11 @@ func TestWarnings(t *testing.T) {
 		{train, "", nil},
 		{train, "gdn.strategy=auto eval.split=0.1 eval.every=5 memory.host=1 optimizer.min_lr=1e-5 data.pack=false",
 			nil},
+		{smallData, "optimizer.lr=1e-4 model.path=" + llama + " model.override.rope_theta=1e6 lora.rank=2",
+			[]string{
+				`--set model.override.rope_theta=1e6: model.override: a folder of adapters does not have these fields`}},
+		{smallData, "optimizer.lr=1e-4 model.path=" + llama + " model.override.rope_theta=1e6", nil},
+		{smallData, "optimizer.lr=1e-4 model.path=" + llama + " lora.rank=2", nil},
 		{train, "gdn.strategy=state",
 			[]string{
 				`--set gdn.strategy=state: gdn.strategy: no effect, because the model has no layers of linear attention; remove it`}},
