@@ -62,3 +62,7 @@ func (f *Folder) Dropped() (all []Dropped) {
 	}
 	return all
 }
+
+// HasVision reports whether transformers and PEFT load a model with vision from the folder, in
+// which the matrices of the text model have other names.
+func (f *Folder) HasVision() bool { return f.Config.family.files.images && len(f.Dropped()) > 0 }

@@ -109,6 +109,7 @@ type files struct {
 	named   bool        // text_config has the model_type; without one, the text model is of another type
 	prefix  [][2]string // prefixes of the names of tensors there, and in the text model
 	dropped []string    // prefixes of tensors that the text model does not have
+	images  bool        // transformers loads such a folder as the multimodal model, not the text model
 	further string      // the field with the number of further layers, which predict further tokens
 	fused   []fused     // matrices that are one in the files
 	pairs   bool        // rotated features that belong together are neighbours in the files
@@ -116,7 +117,7 @@ type files struct {
 
 // withImages returns the differences of a multimodal model that has a tower for images.
 func withImages(outer string) files {
-	return files{outer: outer,
+	return files{outer: outer, images: true,
 		prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},
 			{"language_model.lm_head.", "lm_head."}},
 		dropped: []string{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",

@@ -375,6 +375,9 @@ func TestFolderWithVision(t *testing.T) {
 						t.Errorf("dropped %+v", d)
 					}
 				}
+				if f.HasVision() != (x.outer != "qwen3_5") { // of which AutoModelForCausalLM loads the text model
+					t.Errorf("loaded with vision: %v", f.HasVision())
+				}
 				if f.Close(); !slices.Equal(slices.Sorted(slices.Values(dropped)),
 					slices.Sorted(slices.Values(x.dropped))) {
 					t.Errorf("dropped %v, want %v", dropped, x.dropped)

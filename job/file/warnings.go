@@ -52,6 +52,12 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu b
 				"optimizer.expert_bias_rate: transformers does not read the biases of experts in models of type %s; it chooses other experts than this program",
 				c.ModelType))
 	}
+	if j.Kind == "train" && j.LoRA.Rank > 0 && folder != nil && folder.HasVision() {
+		lines = append(lines,
+			fmt.Sprintf(
+				"lora.rank: PEFT loads %s with its vision, in which matrices have other names, so it leaves out the trained adapters; merge them with ulysses-mpi export --merge",
+				j.Model.Path))
+	}
 	if folder != nil {
 		for _, d := range folder.Dropped() {
 			what := fmt.Sprintf("%d tensors %s* (%s) are", d.Tensors, d.Prefix, units.Bytes(d.Bytes))

@@ -1,12 +1,15 @@
 package file
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"ulysses/internal/status"
 	"ulysses/model"
+	"ulysses/tensor"
 )
 
 const llamaNew = `
@@ -174,6 +177,35 @@ func TestWarnings(t *testing.T) {
 		if !same {
 			t.Errorf("%s\n%s: %q, want %q", c.src, c.sets, got, c.want)
 		}
+	}
+}
+
+// Adapters of the language model in a gemma3 with vision get a warning: PEFT loads the whole model.
+func TestAdaptersBesideVision(t *testing.T) {
+	for tower, warned := range map[string]bool{"vision_tower.x": true, "model.vision_tower.x": true, "x": false} {
+		dir := t.TempDir()
+		err := errors.Join(os.WriteFile(filepath.Join(dir, "config.json"),
+			[]byte(`{"model_type": "gemma3", "text_config": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 1}}`),
+			0o600), tensor.WriteSafetensors(filepath.Join(dir, "model.safetensors"), nil,
+			[]tensor.Item{{Name: tower, Tensor: tensor.OfFloat32([]float32{1}, 1)}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder, err := model.OpenFolder(dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for sets, trains := range map[string]bool{"lora.rank=2": true, "lora.rank=0": false} {
+			j, err := parse(smallData, "optimizer.lr=1e-4", "model.path="+dir, sets)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := strings.Join(j.Warnings(folder.Config, folder, 100, true), "\n")
+			if strings.Contains(got, "lora.rank: PEFT loads "+dir+" with its vision") != (warned && trains) {
+				t.Errorf("%s, %s: %q", tower, sets, got)
+			}
+		}
+		folder.Close()
 	}
 }
 
