@@ -66,3 +66,18 @@ func TestMergeChecksTheBaseModel(t *testing.T) {
 		})
 	}
 }
+
+// A use_rslora that is neither true nor false is refused: it changes the scale of the adapters.
+func TestAdaptersWithAnUnclearScale(t *testing.T) {
+	for _, x := range []struct {
+		value any
+		scale float64
+	}{{true, 3}, {false, 1.5}, {nil, 1.5}, {"true", 0}, {1, 0}} {
+		l, err := ReadAdapterConfig(adapterFolder(t, "model.layers.0.self_attn.q_proj.weight", 4, 4,
+			map[string]any{"r": 4, "lora_alpha": 6, "use_rslora": x.value}))
+		if refused := err != nil && strings.Contains(err.Error(), "use_rslora = "); refused != (x.scale == 0) ||
+			!refused && (err != nil || l.Scale() != x.scale) {
+			t.Errorf("%v: scale %v, %v", x.value, l.Scale(), err)
+		}
+	}
+}

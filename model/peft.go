@@ -114,7 +114,9 @@ func readAdapterConfig(dir string) (l LoRA, base string, err error) {
 		return fail("lora_alpha = %v is not a number; correct it", raw["lora_alpha"])
 	}
 	l.Rank = int64(rank)
-	l.RSLoRA, _ = raw["use_rslora"].(bool)
+	if l.RSLoRA, ok = raw["use_rslora"].(bool); !ok && raw["use_rslora"] != nil {
+		return fail("use_rslora = %v is not true or false; correct it", raw["use_rslora"])
+	}
 	switch targets := raw["target_modules"].(type) {
 	case string: // or a regular expression, for which OpenAdapters reads the names from the tensors
 		if targets == AllLinear {
