@@ -254,6 +254,9 @@ const (
 	maxExtent = 1<<31 - 1
 	maxLayers = 1 << 14
 
+	// of all layers: a model has several tensors for each. Published models have less than 2^15.
+	maxExperts = 1 << 20
+
 	maxPositions = 1 << 40
 )
 

@@ -73,6 +73,10 @@ func (c *Config) readSparseLayers(r *reader) {
 			e.dense[i] = true
 		}
 	}
+	if n := c.SparseLayers() * e.Count; n > maxExperts {
+		r.fault(status.InvalidConfig, "num_hidden_layers = %d, %s = %d: the layers have %d experts, and at most %d are "+
+			"read; correct one of them", c.NumHiddenLayers, c.family.experts.number, e.Count, n, maxExperts)
+	}
 }
 
 // readLayerKinds reads mlp_layer_types, the kind of the MLP of each layer.

@@ -372,3 +372,20 @@ func TestStackedExperts(t *testing.T) {
 		})
 	}
 }
+
+// A number of experts for which the names alone would fill the memory is refused. The largest
+// published models have 2% of the limit.
+func TestTooManyExperts(t *testing.T) {
+	for _, x := range []struct {
+		layers, experts int64
+		refused         bool
+	}{{1 << 14, 1 << 16, true}, {1 << 14, 1<<6 + 1, true}, {1 << 14, 1 << 6, false}, {94, 512, false}} {
+		_, err := ConfigFromMap(small("qwen3_moe", map[string]any{"num_hidden_layers": x.layers,
+			"num_experts": x.experts, "num_experts_per_tok": int64(1)}))
+		want := fmt.Sprintf("num_hidden_layers = %d, num_experts = %d: ", x.layers, x.experts)
+		refused := err != nil && strings.Contains(err.Error(), want)
+		if refused != x.refused || !refused && err != nil {
+			t.Errorf("%d layers with %d experts: %v", x.layers, x.experts, err)
+		}
+	}
+}
