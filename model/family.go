@@ -102,6 +102,9 @@ func (f *family) size(name string, r *reader) int64 {
 	return f.sizes[name]
 }
 
+// positions returns the default of max_position_embeddings.
+func positions(n int64) map[string]int64 { return map[string]int64{"max_position_embeddings": n} }
+
 // files are the differences between a folder of the text model and one of the multimodal model
 // around it.
 type files struct {
@@ -197,9 +200,9 @@ var families = map[string]*family{
 	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: "mlp_bias", eps: 1e-6,
 		theta: 10000, kinds: []string{fullAttention}},
 	"mistral": {class: "MistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
-		theta: 10000, window: 4096, layers: allSlide, files: withImages("mistral3")},
+		theta: 10000, sizes: positions(131072), window: 4096, layers: allSlide, files: withImages("mistral3")},
 	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6,
-		theta: 10000, kinds: softmaxKinds, window: 4096, layers: allSlide},
+		theta: 10000, sizes: positions(131072), kinds: softmaxKinds, window: 4096, layers: allSlide},
 	"ministral3": {class: "Ministral3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5,
 		theta: 10000, headDim: 128, queryGain: true,
 		sizes: map[string]int64{"vocab_size": 131072, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -210,9 +213,9 @@ var families = map[string]*family{
 			"mscale_all_dim": 1.0, queryBeta: 0.1},
 		files: withImages("mistral3").byName()},
 	"qwen2": {class: "Qwen2ForCausalLM", norms: preNorms, activation: silu, biases: qkvBiases, eps: 1e-6, theta: 10000,
-		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+		sizes: positions(32768), kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
 	"qwen3": {class: "Qwen3ForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
-		headDim: 128, kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+		sizes: positions(32768), headDim: 128, kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
 	"mixtral": {class: "MixtralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 1e6,
 		sizes: map[string]int64{"vocab_size": 32000, "num_attention_heads": 32, "num_key_value_heads": 8,
 			"max_position_embeddings": 131072,
@@ -311,9 +314,9 @@ var families = map[string]*family{
 			"num_local_experts":       256, "num_experts_per_tok": 8},
 		experts: &miniMaxExperts, read: readMiniMax, write: writeExperts},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000,
-		rotaryShare: 1, window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3,
-		residualDropout: "resid_pdrop",
-		files:           files{fused: []fused{fusedQKV, fusedGateUp}}},
+		sizes: positions(4096), rotaryShare: 1, window: 4096, noWindow: true, layers: allSlide, read: readPhi3,
+		write: writePhi3, residualDropout: "resid_pdrop",
+		files: files{fused: []fused{fusedQKV, fusedGateUp}}},
 	"seed_oss": {class: "SeedOssForCausalLM", norms: preNorms, activation: silu, biases: optionalQKVBiases,
 		biased: true, mlpBias: "mlp_bias", residualDropout: "residual_dropout", dropout: 0.1, eps: 1e-6, theta: 10000,
 		headDim: 128,
@@ -322,7 +325,7 @@ var families = map[string]*family{
 		read: readSeedOss},
 	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, eps: 1e-5,
 		theta: 150000, headDim: 64, experts: &ossFields, read: readExperts, write: writeExperts,
-		sizes: map[string]int64{"num_local_experts": 128, "num_experts_per_tok": 4},
+		sizes: map[string]int64{"num_local_experts": 128, "num_experts_per_tok": 4, "max_position_embeddings": 131072},
 		kinds: softmaxKinds, window: 128, layers: evenSlide,
 		rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},
@@ -339,7 +342,7 @@ var families = map[string]*family{
 		kinds: softmaxKinds, window: 4096, layers: mostSlide, read: readGemma3, write: writeGemma,
 		files: withImages("gemma3")},
 	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", norms: preNorms, activation: silu, normCentre: 1, qkNorm: true,
-		outputGate: true, eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
+		outputGate: true, eps: 1e-6, theta: 10000, sizes: positions(32768), headDim: 256, rotaryShare: 0.25,
 		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,
 		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}},
 			dropped: []string{"model.visual.", "mtp."}}},

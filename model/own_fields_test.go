@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/json"
 	"maps"
 	"reflect"
 	"strings"
@@ -194,6 +195,28 @@ func TestNoWindows(t *testing.T) {
 				n != want || again.LayerTypes != nil {
 				t.Errorf("%s, %d: %s", modelType, want, text)
 			}
+		}
+	}
+}
+
+// A config.json without max_position_embeddings has the default of transformers 5.23, which RoPE's
+// scaling may need.
+func TestDefaultPositions(t *testing.T) {
+	want := map[string]int64{"llama": 2048, "mistral": 131072, "ministral": 131072, "ministral3": 262144,
+		"qwen2": 32768, "qwen3": 32768, "mixtral": 131072, "qwen3_moe": 32768, "qwen2_moe": 32768,
+		"olmoe": 4096, "granite": 2048, "smollm3": 32768, "olmo2": 2048, "olmo3": 2048, "glm": 131072,
+		"glm4": 131072, "glm4_moe": 131072, "ernie4_5": 131072, "ernie4_5_moe": 131072, "deepseek_v2": 2048,
+		"deepseek_v3": 4096, "glm4_moe_lite": 202752, "minimax_m2": 196608, "phi3": 4096, "seed_oss": 524288,
+		"gpt_oss": 131072, "gemma2": 8192, "gemma3_text": 131072, "qwen3_5_text": 32768,
+		"qwen3_5_moe_text": 32768, "qwen3_next": 32768}
+	for modelType := range families {
+		fields := small(modelType, map[string]any{"moe_k": 2, "n_group": 1, "topk_group": 1})
+		if families[modelType].latent {
+			fields["num_key_value_heads"] = 4
+		}
+		if c, err := ParseConfig(must1(json.Marshal(fields))); err != nil ||
+			c.MaxPositionEmbeddings != want[modelType] {
+			t.Errorf("%s: %v, want %d", modelType, err, want[modelType])
 		}
 	}
 }
