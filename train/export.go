@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"ulysses/checkpoint"
+	"ulysses/internal/input"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -123,6 +124,11 @@ func MergeAdapters(path, folder string, force bool) error {
 		return err
 	}
 	defer f.Close()
+	if info, err := os.Stat(f.Base); err != nil || !info.IsDir() { // PEFT also has names of the hub there
+		return status.Errorf(status.IO,
+			"export: %s: base_model_name_or_path = %s is not a folder here; set it to the folder of the base model",
+			filepath.Join(path, model.AdapterConfigFile), input.Quote(f.Base))
+	}
 	base, err := model.OpenFolder(f.Base, nil)
 	if err != nil {
 		return status.Errorf(status.Of(err), "export: the base model of %s: %w", path, err)

@@ -1,11 +1,16 @@
 package train
 
 import (
+	"errors"
 	"maps"
 	"math"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"ulysses/gdn"
+	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/testkit/devicetest"
@@ -137,6 +142,25 @@ func TestLoRABegins(t *testing.T) {
 			if want := n * 4 / int64(1+min(zero, 1)); compute == tensor.BF16 && masters != want {
 				t.Errorf("zero %d: master weights of %d bytes, want %d", zero, masters, want)
 			}
+		}
+	}
+}
+
+// The base model of a folder of PEFT is a folder. Without one, as if PEFT got the name of a model
+// of the hub, the error names the field to set.
+func TestMergeWithoutABaseModel(t *testing.T) {
+	for base, shown := range map[string]string{`"Qwen/Qwen3-0.6B"`: `"Qwen/Qwen3-0.6B"`, `""`: `""`, "null": `""`} {
+		dir := t.TempDir()
+		text := `{"peft_type": "LORA", "r": 1, "lora_alpha": 1, "base_model_name_or_path": ` + base + `}`
+		err := errors.Join(os.WriteFile(filepath.Join(dir, model.AdapterConfigFile), []byte(text), 0o600),
+			tensor.WriteSafetensors(filepath.Join(dir, "adapter_model.safetensors"), nil, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = MergeAdapters(dir, filepath.Join(t.TempDir(), "merged"), false)
+		want := "adapter_config.json: base_model_name_or_path = " + shown + " is not a folder here; set it to"
+		if status.Of(err) != status.IO || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", base, err)
 		}
 	}
 }
