@@ -6,8 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/parquet-go/parquet-go"
 
 	"ulysses/data/tokenizer"
 	"ulysses/internal/status"
@@ -95,6 +98,23 @@ func TestExpandedFaults(t *testing.T) {
 	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1000}); err == nil ||
 		!strings.Contains(err.Error(), `columns.parquet:1: there is no field "body"`) {
 		t.Error(err)
+	}
+}
+
+// data.text_field may be a field of another kind of record, which a Parquet file is searched for as
+// well.
+func TestTextFieldOfAnotherKind(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.parquet")
+	if err := parquet.WriteFile(path, []struct {
+		Prompt string `parquet:"prompt"`
+	}{{"abc"}, {"de"}}); err != nil {
+		t.Fatal(err)
+	}
+	c := config(64, path)
+	c.TextField, c.Format = "prompt", "text"
+	if got := whole(t, open(t, c, EvalConfig{}, 256).Train()); len(got) != 1 ||
+		!slices.Equal(got[0].IDs, []int32{'a', 'b', 'c', 'd', 'e'}) {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -31,10 +31,8 @@ func parquetLines(w io.Writer, in io.ReaderAt, size int64, fields []string) (err
 	}
 	var roots []*node
 	for _, c := range f.Root().Columns() {
-		for _, name := range fields {
-			if c.Name() == name {
-				roots = append(roots, newNode(c))
-			}
+		if slices.Contains(fields, c.Name()) {
+			roots = append(roots, newNode(c))
 		}
 	}
 	if len(roots) == 0 {
