@@ -30,8 +30,13 @@ func TestExpandedFiles(t *testing.T) {
 	}
 	upper := file(t, dir, "ROWS.JSONL.GZ", string(text))
 	var first []MicroBatch
+	parquet, err := os.ReadFile(chatGoldens + "rows.parquet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := file(t, dir, "rows.gz.parquet", string(parquet)) // the rows of a Parquet file are not compressed
 	for _, path := range []string{chatGoldens + "rows.jsonl", chatGoldens + "rows.jsonl.gz",
-		chatGoldens + "rows.jsonl.zst", chatGoldens + "rows.parquet", upper} {
+		chatGoldens + "rows.jsonl.zst", chatGoldens + "rows.parquet", upper, named} {
 		c := config(64, path)
 		c.ChatTemplate = filepath.Join(chatGoldens, "templates", "qwen3.jinja")
 		data, err := Open(c, EvalConfig{}, Options{Vocab: tok.Size(), Tokenizer: tok, block: 1000, Workers: 2})

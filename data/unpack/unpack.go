@@ -70,6 +70,9 @@ func Open(path string, fields []string) (*os.File, error) {
 		if err != nil {
 			return nil, status.Errorf(status.Of(err), "%s: %w", path, err)
 		}
+		if ext == ".parquet" { // what is before it is a name, as for Inner
+			return out, nil
+		}
 		in, name = out, name[:len(name)-len(ext)]
 	}
 }
