@@ -112,6 +112,37 @@ func TestTokenizers(t *testing.T) {
 	}
 }
 
+// A line that is longer than a block, anywhere in a .txt file, leaves the rest of the file in
+// blocks.
+func TestLongLineOfText(t *testing.T) {
+	const folder = "../testdata/goldens/tokenizers/qwen2"
+	tok, err := tokenizer.Open(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Repeat("A line of the text of a book.\n", 300)
+	for _, at := range []int{0, 3000, len(lines)} {
+		text := lines[:at] + strings.Repeat("A long paragraph. ", 1000) + "\n" + lines[at:]
+		ids, err := tok.Encode(nil, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := config(100, file(t, t.TempDir(), "a.txt", text))
+		d.Tokenizer = folder
+		data, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size(), block: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := whole(t, data.Train()); !reflect.DeepEqual(got, plainSequences([][]int32{ids}, 100, true)) {
+			t.Errorf("long line at %d: the sequences differ", at)
+		}
+		if n := len(data.train.sources[0].(*documentRange).blocks); n < 7 {
+			t.Errorf("long line at %d: the file has %d blocks", at, n)
+		}
+		data.Close()
+	}
+}
+
 // Added tokens may be outside of the model's vocabulary, as the token of an image in Gemma 3's text
 // models. A text that has one is refused, with its file and line.
 func TestAddedTokensOutsideOfTheModel(t *testing.T) {

@@ -89,7 +89,7 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 
 // decodeNext decodes the block that starts at an offset of the text, and returns its end. rest is
 // the tokens of the text from there on; the block's tokens are the first of them. It returns at if
-// no block of at most 8·blockBytes has these tokens.
+// no block with a limit of at most 8·blockBytes has these tokens.
 func (f *txtTokens) decodeNext(d *decoder, at int64, rest []int32) (end int64, err error) {
 	p := &d.decoded
 	for limit := f.blockBytes; limit <= 8*f.blockBytes; limit *= 2 {
@@ -110,17 +110,25 @@ func (f *txtTokens) decodeNext(d *decoder, at int64, rest []int32) (end int64, e
 }
 
 // blockEnd returns the position after the last newline in text[at:at+limit] that is not followed by
-// whitespace, or the end of the text.
+// whitespace. If a long line has none, it returns the position after the next such newline, or the
+// end of the text.
 func blockEnd(text []byte, at, limit int64) int64 {
-	if at+limit >= int64(len(text)) {
-		return int64(len(text))
+	n := int64(len(text))
+	if at+limit >= n {
+		return n
 	}
+	isEnd := func(i int64) bool { return text[i-1] == '\n' && text[i] > ' ' }
 	for i := at + limit - 1; i > at; i-- {
-		if text[i-1] == '\n' && text[i] > ' ' {
+		if isEnd(i) {
 			return i
 		}
 	}
-	return int64(len(text))
+	for i := at + limit; i < n; i++ {
+		if isEnd(i) {
+			return i
+		}
+	}
+	return n
 }
 
 func (f *txtTokens) decode(d *decoder, b *block, raw []byte, p *decodedBlock) (err error) {
