@@ -20,21 +20,22 @@ import (
 // most expensive ones come first.
 func Balance(lengths []int64, replicas int, budget int64, cost func(tokens int64) float64) [][][]int64 {
 	order := make([]int, len(lengths))
-	total, large := int64(0), 0
+	total := int64(0)
 	for i, n := range lengths {
 		order[i] = i
 		total += n
-		if n > budget/2 {
-			large++
-		}
 	}
 	sort.SliceStable(order, func(a, b int) bool { return lengths[order[a]] > lengths[order[b]] })
 	bins := firstFit(lengths, order, budget)
 	most := (len(bins) + replicas - 1) / replicas
-	// A lower bound: a bin has at most budget tokens, and at most one sequence longer than half of
-	// them.
-	least := max(1, (int(total/budget)+replicas-1)/replicas, (large+replicas-1)/replicas)
-	for n := least; n <= most; n++ {
+	// A lower bound: a bin has at most budget tokens, and at most budget/n of the sequences that
+	// have n tokens or more.
+	least := int(total / budget)
+	for i, s := range order {
+		each := int(budget / max(1, lengths[s]))
+		least = max(least, (i+each)/each)
+	}
+	for n := max(1, (least+replicas-1)/replicas); n <= most; n++ {
 		if b := leastCost(lengths, order, budget, n*replicas, cost); b != nil {
 			return arrange(b, replicas)
 		}

@@ -73,6 +73,22 @@ func TestBalance(t *testing.T) {
 	}
 }
 
+// Sequences of equal lengths are assigned once: the lower bound of the micro-batches is exact, for
+// any number of sequences that fit into one.
+func TestBalanceOfEqualLengths(t *testing.T) {
+	for _, each := range []int64{1, 2, 3, 7} {
+		lengths, calls := make([]int64, 84), 0
+		for i := range lengths {
+			lengths[i] = 1000/(each+1) + 1
+		}
+		batches := Balance(lengths, 2, 1000, func(int64) float64 { calls++; return 1 })
+		if want := int(84 / each / 2); len(batches) != want || calls != len(lengths) {
+			t.Errorf("%d sequences in each: %d micro-batches, want %d; %d costs of %d sequences", each, len(batches),
+				want, calls, len(lengths))
+		}
+	}
+}
+
 // Micro-batches that run at the same time have similar costs.
 func TestBalanceCosts(t *testing.T) {
 	r := rand.New(rand.NewSource(2))
