@@ -33,8 +33,9 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 		return nil, err
 	}
 	files := make([]dataFile, len(paths))
-	total := int64(0)
+	total, named := int64(0), map[string]bool{}
 	for i, path := range paths {
+		named[path] = true
 		info, err := input.StatContent(path)
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
@@ -53,7 +54,7 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 	}
 	unit := cmp.Or(o.block, unitBytes(total))
 	kept := files[:0]
-	for i, f := range files {
+	for _, f := range files {
 		ext := strings.ToLower(filepath.Ext(f.name))
 		if _, packed := unpack.Inner(f.path); packed && ext != ".txt" && ext != ".jsonl" {
 			return nil, status.Errorf(status.InvalidConfig,
@@ -73,7 +74,7 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 			if err != nil {
 				return nil, err
 			}
-			if i > 0 && f.path != paths[i-1] && (m.idx == paths[i-1] || m.bin == paths[i-1]) {
+			if f.path == m.idx && named[m.bin] {
 				continue // the key names both files of the dataset
 			}
 			f.paths = []string{m.idx, m.bin}

@@ -79,6 +79,24 @@ func TestMegatron(t *testing.T) {
 	}
 }
 
+// A dataset whose two files a key names is read once, in any order of the names.
+func TestBothFilesOfMegatron(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		copyMegatron(t, dir, "one", name, func(idx, bin []byte) ([]byte, []byte) { return idx, bin })
+	}
+	for _, names := range [][]string{{"*"}, {"*.bin", "*.idx"}, {"*.idx", "*.bin"}, {"a.idx", "b.*", "a.bin"},
+		{"*.idx"}} {
+		var paths []string
+		for _, name := range names {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+		if n := open(t, config(4, paths...), EvalConfig{}, 12).Train().Tokens(); n != 14 {
+			t.Errorf("%v: %d tokens", names, n)
+		}
+	}
+}
+
 // copyMegatron copies a golden, changed, and returns the path of its .bin.
 func copyMegatron(t testing.TB, dir, from, to string, change func(idx, bin []byte) ([]byte, []byte)) string {
 	t.Helper()
