@@ -41,6 +41,11 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
 		}
 		files[i] = dataFile{path: path, paths: []string{path}, size: info.Size(), name: path}
+		if idx, bin := megatronFiles(path); path == idx {
+			if info, err = input.StatContent(bin); err == nil { // openMegatron reports a missing file
+				files[i].size = info.Size()
+			}
+		}
 		if inner, packed := unpack.Inner(path); packed {
 			files[i].name = inner
 			if o.expanded == nil { // the files are only compared

@@ -42,10 +42,16 @@ const (
 	idxHeader = int64(len(idxMagic) + 8 + 1 + 8 + 8)
 )
 
+// megatronFiles returns the paths of both files of a dataset. path is that of either file.
+func megatronFiles(path string) (idx, bin string) {
+	base := strings.TrimSuffix(path, filepath.Ext(path))
+	return base + ".idx", base + ".bin"
+}
+
 // openMegatron reads the header and checks the sizes of both files. path is that of either file.
 func openMegatron(path string, unitBytes int64) (*megatron, error) {
-	base := strings.TrimSuffix(path, filepath.Ext(path))
-	m := &megatron{idx: base + ".idx", bin: base + ".bin", unitBytes: unitBytes}
+	m := &megatron{unitBytes: unitBytes}
+	m.idx, m.bin = megatronFiles(path)
 	for _, x := range []struct {
 		path  string
 		bytes *int64

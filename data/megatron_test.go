@@ -97,6 +97,23 @@ func TestBothFilesOfMegatron(t *testing.T) {
 	}
 }
 
+// The size of the blocks, and thereby of the index, follows from the .bin if a key names the .idx.
+func TestBlocksOfMegatron(t *testing.T) {
+	bin := copyMegatron(t, t.TempDir(), "one", "x", func(idx, bin []byte) ([]byte, []byte) { return idx, bin })
+	if err := os.Truncate(bin, 1<<37); err != nil { // a sparse file
+		t.Fatal(err)
+	}
+	for _, path := range []string{bin, bin[:len(bin)-4] + ".idx"} {
+		list, err := listFiles(&opener{}, "data.path", []string{path}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := list[0].formats[1].unit(); n != unitBytes(1<<37) {
+			t.Errorf("%s: blocks of %d bytes, want %d", path, n, unitBytes(1<<37))
+		}
+	}
+}
+
 // copyMegatron copies a golden, changed, and returns the path of its .bin.
 func copyMegatron(t testing.TB, dir, from, to string, change func(idx, bin []byte) ([]byte, []byte)) string {
 	t.Helper()
