@@ -199,6 +199,14 @@ func (s *Set) sequence(number int64) int64 {
 	return i
 }
 
+// InOrder returns the set in another training order, in which each epoch has the sequences in the
+// order of the files. An evaluation needs each sequence once, which a mixture does not give.
+func (s *Set) InOrder() *Set {
+	in := *s
+	in.shuffle, in.mixture = false, nil
+	return &in
+}
+
 // locate returns the source that has a sequence, and the sequence's index in this source.
 func (s *Set) locate(sequence int64) (source, int64) {
 	k := sort.Search(len(s.ends), func(k int) bool { return s.ends[k] > sequence })

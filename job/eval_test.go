@@ -3,6 +3,7 @@ package job
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -120,6 +121,49 @@ func TestEvalCheckpoint(t *testing.T) {
 			t.Errorf("checkpoint %v, base model %v", *want.Loss, *got.Loss)
 		}
 	})
+}
+
+// Without other data, an evaluation is of each sequence of the training data once. The weights of
+// data.source and the order of documents in training have no effect.
+func TestEvalOfTrainingData(t *testing.T) {
+	dir := t.TempDir()
+	for name, letters := range map[string]string{"a": "ab", "b": "wxyz "} {
+		lines := ""
+		for i := range 12 {
+			lines += fmt.Sprintf("{\"text\": %q}\n", strings.Repeat(letters, 4+i%5*7))
+		}
+		put(t, filepath.Join(dir, name+".jsonl"), lines)
+	}
+	job := filepath.Join(dir, "job.toml")
+	loss := func(data string) evalLine {
+		put(t, job, `kind = "eval"
+[model.new]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 8
+intermediate_size = 8
+num_hidden_layers = 1
+num_attention_heads = 2
+[output]
+dir = "out"
+[data]
+sequence = 64
+`+data)
+		if err := Run(Options{Path: job, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+			t.Fatal(err)
+		}
+		all := readEvals(t, dir)
+		return all[len(all)-1]
+	}
+	want := loss("path = [\"a.jsonl\", \"b.jsonl\"]\npack = false\n")
+	got := loss("pack = false\n[[data.source]]\npath = \"a.jsonl\"\nweight = 9\n[[data.source]]\npath = \"b.jsonl\"\n")
+	if got.Tokens != want.Tokens || !(math.Abs(*got.Loss-*want.Loss) < 1e-6) {
+		t.Errorf("sources: loss %v of %d targets, want %v of %d", *got.Loss, got.Tokens, *want.Loss, want.Tokens)
+	}
+	want, got = loss("path = \"b.jsonl\"\n"), loss("path = \"b.jsonl\"\nshuffle_documents = true\n")
+	if got.Tokens != want.Tokens || *got.Loss != *want.Loss {
+		t.Errorf("shuffled: loss %v of %d targets, want %v of %d", *got.Loss, got.Tokens, *want.Loss, want.Tokens)
+	}
 }
 
 // A checkpoint of another model, and a folder without weights, are refused on all ranks.

@@ -111,8 +111,11 @@ func (s *session) load() (*train.Setup, error) {
 	}
 	j := s.Job
 	config := j.Data
-	if j.Kind == "eval" && len(j.Eval.Path)+len(j.Eval.Set) > 0 {
-		config.Path, config.Source = nil, nil // the evaluation does not read data.path
+	if j.Kind == "eval" {
+		config.ShuffleDocuments = false // of training
+		if len(j.Eval.Path)+len(j.Eval.Set) > 0 {
+			config.Path, config.Source = nil, nil // the evaluation does not read data.path
+		}
 	}
 	if s.data, err = data.Open(config, j.Eval,
 		data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World,
@@ -130,7 +133,8 @@ func (s *session) load() (*train.Setup, error) {
 		setup.Loop.Steps = s.steps
 		setup.Track = s.track()
 	} else if len(setup.Data.Evals) == 0 {
-		setup.Data.Evals = []data.NamedSet{{Set: s.data.Train()}} // without eval.path and eval.split: all of data.path
+		// without eval.path and eval.split: all of data.path
+		setup.Data.Evals = []data.NamedSet{{Set: s.data.Train().InOrder()}}
 	}
 	s.warn(s.parts.Config, folder, s.steps)
 	s.warnOfCut(setup)
