@@ -126,7 +126,7 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 	if err == nil {
 		o.chat, err = openChat(d, options.Tokenizer)
 	}
-	if err = o.agree(err); err != nil {
+	if err = o.agreeOnFiles(err); err != nil {
 		return err
 	}
 	if err = checkTokenizerFiles(o.Comm, o.Tokenizer, o.chat); err == nil {
@@ -187,7 +187,7 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 // sequence may have documents of several files. Collective.
 func (data *Data) read(o *opener, key string, patterns []string, lines string) ([]source, error) {
 	list, err := listFiles(o, key, patterns, lines)
-	if err = o.agree(err); err != nil {
+	if err = o.agreeOnFiles(err); err != nil {
 		return nil, err
 	}
 	if err = checkSameFiles(o.Comm, key, list); err != nil {

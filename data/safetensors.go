@@ -30,7 +30,7 @@ func openTokenFile(o *opener, path string) (*tokenFile, error) {
 	if t.file, err = tensor.OpenSafetensors(path); err == nil {
 		err = t.checkTensors()
 	}
-	if err = o.agree(err); err == nil {
+	if err = o.agreeOnFiles(err); err == nil {
 		err = t.checkAll(o)
 	}
 	if err != nil {

@@ -253,7 +253,12 @@ func TestFilesDiffer(t *testing.T) {
 	onRanks(t, 2, func(c comm.Comm) {
 		path := []string{a, dir + "/gone.txt"}[c.Rank()]
 		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); status.Of(err) != status.IO ||
-			!strings.Contains(err.Error(), "gone.txt") {
+			err.Error() != "rank 1: data.path: "+dir+"/gone.txt: no such file" {
+			t.Error(err)
+		}
+		both := config(3, dir+"/gone.txt") // no rank has it
+		if _, err := Open(both, EvalConfig{}, Options{Vocab: 256, Comm: c}); status.Of(err) != status.IO ||
+			err.Error() != "data.path: "+dir+"/gone.txt: no such file" {
 			t.Error(err)
 		}
 	})

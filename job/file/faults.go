@@ -47,18 +47,19 @@ func (j *Job) Origin(key string) origin {
 	}
 }
 
-var dataKey = regexp.MustCompile(`^(?:data|eval)\.[a-z_]+`)
+// dataKey matches the key with which an error of the data begins, also behind the name of a rank.
+var dataKey = regexp.MustCompile(`^(?:rank \d+(?: on \S+)?: )?((?:data|eval)\.[a-z_]+)`)
 
 // DataFault adds the line of the job file to an error of the data that begins with a key.
 func (j *Job) DataFault(err error) error {
 	if err == nil {
 		return nil
 	}
-	key := dataKey.FindString(err.Error())
-	if key == "" {
+	key := dataKey.FindStringSubmatch(err.Error())
+	if key == nil {
 		return err
 	}
-	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %v", j.Origin(key), err), Err: err}
+	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %v", j.Origin(key[1]), err), Err: err}
 }
 
 type fault struct {

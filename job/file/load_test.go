@@ -273,6 +273,24 @@ func TestGlobInOddFolder(t *testing.T) {
 	}
 }
 
+// The line of a key is also added to an error that begins with the name of a rank.
+func TestDataFault(t *testing.T) {
+	j, err := parse(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"data.path: a.txt: no such file":              "jobs/job.toml:4: ",
+		"rank 1: data.path: a.txt: no such file":      "jobs/job.toml:4: ",
+		"rank 12 on n-3: data.path: *: no file match": "jobs/job.toml:4: ",
+		"a.txt (document 0): no data.path":            "",
+	} {
+		if got := j.DataFault(errors.New(text)).Error(); got != want+text {
+			t.Errorf("%q, want %q", got, want+text)
+		}
+	}
+}
+
 func TestFaults(t *testing.T) {
 	const whole = "kind = \"train\"\n"
 	for _, c := range []struct {
