@@ -102,7 +102,8 @@ func (d *Data) conversations() string {
 // labels, and position ids. Each file is read once; each rank reads a share. Sequences are read
 // again when they are needed. Empty documents are left out. An error names the file and the
 // document, line or sequence in it; of several faults it reports the first in the order of the
-// files. All ranks get the same sequences, or the same error. Collective over o.Comm.
+// files. All ranks get the same sequences, or all get an error; the error of files that only some
+// ranks can open names a rank. Collective over o.Comm.
 func Open(d Config, e EvalConfig, o Options) (*Data, error) {
 	data := &Data{}
 	if err := data.open(d, e, o); err != nil {

@@ -54,6 +54,8 @@ func TestDataFaults(t *testing.T) {
 		{filepath.Join(dir, "*.nope"), 256, status.IO, []string{"data.path: no file matches", "*.nope"}},
 		{filepath.Join(dir, `no\[1].txt`), 256, status.IO, []string{"data.path", "no[1].txt: no such file"}},
 		{filepath.Join(dir, "[.txt"), 256, status.InvalidConfig, []string{"is not a valid pattern"}},
+		{filepath.Join(dir, "**", "*.txt"), 256, status.InvalidConfig,
+			[]string{`data.path: "`, "** is not supported; write a pattern for each depth, such as */*.txt"}},
 		{dir, 256, status.IO, []string{"is a folder"}},
 		{file(t, dir, "x.csv", "a"), 256, status.InvalidConfig, []string{"x.csv", `".csv"`, ".jsonl"}},
 		{file(t, dir, "empty.txt", ""), 256, status.InvalidConfig, []string{"empty.txt", "have no text and no tokens"}},

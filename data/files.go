@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"unicode"
@@ -150,6 +151,10 @@ func glob(key string, patterns []string) ([]string, error) {
 			return nil, status.Errorf(status.IO, "%s: %s is a folder; name its files, such as %s", key, p,
 				filepath.Join(p, "*.txt"))
 		case err != nil && strings.ContainsAny(p, wildcards) && !plain:
+			if slices.Contains(strings.Split(p, "/"), "**") { // in filepath.Glob it is the same as *
+				return nil, status.Errorf(status.InvalidConfig,
+					"%s: %q: ** is not supported; write a pattern for each depth, such as */*.txt", key, p)
+			}
 			if found, err = filepath.Glob(p); err != nil {
 				return nil, status.Errorf(status.InvalidConfig, "%s: %q is not a valid pattern: %w", key, p, err)
 			}
