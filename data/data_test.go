@@ -54,6 +54,28 @@ func whole(t testing.TB, s *Set) []MicroBatch {
 	return all
 }
 
+// Wildcards match no dot at the start of a name. A pattern that has the dot matches it.
+func TestHiddenFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a/1.txt", "a/.2.txt", ".b/3.txt", ".b/.4.txt"} {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		file(t, dir, name, name)
+	}
+	for pattern, want := range map[string][]string{"*/*.txt": {"a/1.txt"}, "a/../a/*": {"a/1.txt"},
+		"*/.*.txt": {"a/.2.txt"}, ".*/*.txt": {".b/3.txt"}, ".b/*": {".b/3.txt"}, `\.b/.?.txt`: {".b/.4.txt"},
+		"?b/*": nil} {
+		got, err := glob("data.path", []string{dir + "/" + pattern})
+		for i := range want {
+			want[i] = filepath.Join(dir, want[i])
+		}
+		if !slices.Equal(got, want) || (err == nil) != (want != nil) {
+			t.Errorf("%s: %q %v, want %q", pattern, got, err, want)
+		}
+	}
+}
+
 func TestPacking(t *testing.T) {
 	dir := t.TempDir()
 	a, b := file(t, dir, "a.txt", "abcde"),

@@ -158,6 +158,7 @@ func glob(key string, patterns []string) ([]string, error) {
 			if found, err = filepath.Glob(p); err != nil {
 				return nil, status.Errorf(status.InvalidConfig, "%s: %q is not a valid pattern: %w", key, p, err)
 			}
+			found = slices.DeleteFunc(found, func(name string) bool { return hidden(p, name) })
 			if len(found) == 0 {
 				return nil, status.Errorf(status.IO, "%s: no file matches %q", key, p)
 			}
@@ -175,6 +176,19 @@ func glob(key string, patterns []string) ([]string, error) {
 		paths = append(paths, found...)
 	}
 	return paths, nil
+}
+
+// hidden reports whether a name that matches a pattern has a dot at the start of a folder or file
+// where the pattern has none. As in a shell, wildcards do not match this dot: such files are
+// remains and copies of programs, as the folder .ipynb_checkpoints.
+func hidden(pattern, name string) bool {
+	of := strings.Split(filepath.Clean(pattern), "/")
+	for i, x := range strings.Split(filepath.Clean(name), "/") {
+		if strings.HasPrefix(x, ".") && i < len(of) && !strings.HasPrefix(strings.TrimPrefix(of[i], `\`), ".") {
+			return true
+		}
+	}
+	return false
 }
 
 // literal returns the name that a pattern without wildcards matches, without its escapes; false for
