@@ -370,6 +370,33 @@ func TestChatFaults(t *testing.T) {
 	}
 }
 
+// The error of a record that may be read in two ways names the key of the format of its file.
+func TestKeyOfTheFormat(t *testing.T) {
+	dir := t.TempDir()
+	one := file(t, dir, "a.txt", "abc")
+	two := file(t, dir, "b.jsonl", `{"text": "a", "prompt": "b", "completion": "c"}`)
+	source := config(4)
+	source.Source = []SourceConfig{{Path: []string{two}, Weight: 1}}
+	for want, x := range map[string]struct {
+		data Config
+		eval EvalConfig
+	}{
+		"data.format":                    {data: config(4, two)},
+		"format of this [[data.source]]": {data: source},
+		"eval.format":                    {config(4, one), EvalConfig{Path: []string{two}}},
+		"format of this [[eval.set]]":    {config(4, one), EvalConfig{Set: []EvalSetConfig{{"x", []string{two}, ""}}}},
+	} {
+		want = "b.jsonl:1: the record may be read as text or prompt; set " + want + " to one of them"
+		data, err := Open(x.data, x.eval, Options{Vocab: 256})
+		if err == nil {
+			data.Close()
+		}
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 // A prompt and its completion have no template: the fault says how to write them if the one token
 // of the completion begins in the prompt.
 func TestCompletionInAToken(t *testing.T) {

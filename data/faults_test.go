@@ -161,7 +161,8 @@ func TestLongLine(t *testing.T) {
 		for limit, want := range map[int64]string{int64(len(line)): "",
 			int64(len(line)) - 1: "a.jsonl:1: the line is longer than"} {
 			o := opener{Options: Options{Vocab: 256}, config: config(3)}
-			found, _, err := o.scan([]format{&jsonl{path, int64(2 * len(line)), unit, "auto", "text", limit}})
+			found, _, err := o.scan([]format{
+				&jsonl{path, int64(2 * len(line)), unit, "auto", "data.format", "text", limit}})
 			if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && err != nil {
 				t.Fatal(unit, limit, err)
 			}

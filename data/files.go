@@ -26,6 +26,10 @@ type dataFile struct {
 	formats []format // nil for a .safetensors file
 }
 
+// formatKeys has the keys of the formats of lines, by the keys of the files.
+var formatKeys = map[string]string{"data.path": "data.format", "data.source": "format of this [[data.source]]",
+	"eval.path": "eval.format", "eval.set": "format of this [[eval.set]]"}
+
 // listFiles returns the files of a key in order, with their formats. lines is the format of lines.
 // Compressed files are expanded if o.expanded is not nil.
 func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFile, error) {
@@ -73,8 +77,8 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 				f.formats[0] = &txtTokens{f.path, f.size, unit}
 			}
 		case ".jsonl":
-			f.formats = []format{&jsonl{f.path, f.size, unit, cmp.Or(lines, chat.Auto), o.config.TextField,
-				cmp.Or(o.line, maxLine)}}
+			f.formats = []format{&jsonl{f.path, f.size, unit, cmp.Or(lines, chat.Auto), formatKeys[key],
+				o.config.TextField, cmp.Or(o.line, maxLine)}}
 		case ".bin", ".idx":
 			m, err := openMegatron(f.path, max(unit, 64))
 			if err != nil {

@@ -2,6 +2,7 @@ package data
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -22,7 +23,8 @@ type jsonl struct {
 	name      string
 	size      int64 // bytes of the file
 	unitBytes int64
-	format    string // data.format, or eval.format
+	format    string // what the lines are
+	key       string // of format in the job file
 	field     string // data.text_field
 	limit     int64  // bytes of a line
 }
@@ -102,6 +104,9 @@ func (f *jsonl) appendRecord(d *decoder, p *decodedBlock, line []byte) error {
 		err = d.appendLabelled(p, doc)
 	} else if err == nil {
 		return d.appendDocument(p, doc.Text, p.lines)
+	}
+	if two := new(chat.AmbiguousError); errors.As(err, &two) {
+		err = fmt.Errorf("%w; set %s to one of them", err, f.key)
 	}
 	if err != nil {
 		return &fault{Line: p.lines, Doc: none, Code: codeOf(err), Text: ": " + err.Error()}

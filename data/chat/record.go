@@ -164,7 +164,15 @@ func kindOf(object map[string]json.RawMessage, format, textField string) (string
 	case 1:
 		return kinds[0], nil
 	}
-	return "", fmt.Errorf("the record may be read as %s; set data.format to one of them", strings.Join(kinds, " or "))
+	return "", &AmbiguousError{kinds}
+}
+
+// AmbiguousError is the error of a record that may be read as several kinds. Read needs the format
+// then, for which the job file has a key for each list of files.
+type AmbiguousError struct{ Kinds []string }
+
+func (e *AmbiguousError) Error() string {
+	return "the record may be read as " + strings.Join(e.Kinds, " or ")
 }
 
 func missing(object map[string]json.RawMessage, field string) error {
