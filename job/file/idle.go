@@ -113,7 +113,7 @@ var idleKeys = []idle{
 		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && j.Eval.SampleChat }),
 		"no .jsonl file is read"},
 	{append([]string{"data.train_on"}, templateKeys...), onJob(func(j *Job) bool {
-		return j.IsModelJob() && !j.Eval.SampleChat && j.Data.Format == "text" &&
+		return j.IsModelJob() && !j.Eval.SampleChat && j.Data.Format == "text" && len(j.Data.Source) == 0 &&
 			(j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
 	}),
 		`data.format is "text"`},
@@ -128,6 +128,8 @@ var idleKeys = []idle{
 		onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
 	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }),
 		"eval.patience is 0"},
+	{[]string{"data.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Data.Source) > 0 }),
+		"each table of data.source has a format"},
 	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }),
 		"there is no eval.path"},
 	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool {

@@ -52,6 +52,7 @@ func TestWarnings(t *testing.T) {
 		t.Fatal(err)
 	}
 	train := smallData + llamaNew
+	sources := llamaNew + "[data]\nsequence = 64\n[[data.source]]\npath = \"a.jsonl\"\n"
 	for _, c := range []struct {
 		src, sets string
 		want      []string // in each line, in order
@@ -103,6 +104,9 @@ func TestWarnings(t *testing.T) {
 		{train, "kind=eval optimizer.lr=1e-4 train.steps=7 memory.mlp=keep tile.mlp=16",
 			[]string{
 				`optimizer.lr, train.steps, memory.mlp: no effect, because kind = "eval" does not train; remove them`}},
+		{sources, "data.format=text", []string{
+			"--set data.format=text: data.format: no effect, because each table of data.source has a format; remove it"}},
+		{sources, "data.format=text data.train_on=all", []string{"data.format: no effect"}},
 		{train, "kind=eval eval.path=b.txt",
 			[]string{"jobs/job.toml:2: data.path: no effect, because the evaluation reads eval.path"}},
 		{train, "kind=eval", nil},
