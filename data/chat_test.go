@@ -129,6 +129,17 @@ func TestDigestOfConversations(t *testing.T) {
 		}
 		data.Close()
 	}
+	// conversations that are only evaluated are no property of a run
+	e := EvalConfig{Path: c.Path}
+	c.Path = []string{file(t, dir, "a.txt", "abc")}
+	data, err := Open(c, e, Options{Vocab: tok.Size(), Tokenizer: tok})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	if s := data.Tokenizer(); s != data.TokenizerDigest() || s == first {
+		t.Errorf("with conversations in eval.path: %q", s)
+	}
 }
 
 // A packed sequence has documents with and without labels, and no document's loss reaches over its

@@ -86,13 +86,10 @@ func (d *Data) TokenizerDigest() string {
 	return s
 }
 
-// conversations describes how conversations become texts; "" if there are none.
+// conversations describes how conversations become texts; "" if none are trained. A resumed run may
+// evaluate other files.
 func (d *Data) conversations() string {
-	found := d.train != nil && d.train.conversations()
-	for _, set := range d.evals {
-		found = found || set.conversations()
-	}
-	if found {
+	if d.train != nil && d.train.conversations() {
 		return ", conversations " + d.cache.chat.Digest()[:16]
 	}
 	return ""
