@@ -81,8 +81,10 @@ type Stage struct {
 	Sequences   int64  `json:"sequences"`    // of an epoch
 	Files       string `json:"files"`        // the training files, without what depends on Sequence
 	Tokenizer   string `json:"tokenizer,omitempty"`
-	Positions   string `json:"positions"` // max_position_embeddings and RoPE of the model
-	Model       string `json:"model"`     // digest of its configuration without these
+	// how conversations become texts with labels; "" if there are none, and in older checkpoints
+	Conversations string `json:"conversations,omitempty"`
+	Positions     string `json:"positions"` // max_position_embeddings and RoPE of the model
+	Model         string `json:"model"`     // digest of its configuration without these
 }
 
 // kept returns the step of a checkpoint that is kept besides the newest ones; 0 = none.

@@ -68,7 +68,7 @@ func (d *Data) Close() error {
 
 // Tokenizer describes the tokenizer: its digest and the ids that end and begin documents. It
 // returns "" for bytes. Manifests of checkpoints contain this text, so its format must not change.
-func (d *Data) Tokenizer() string { return d.TokenizerDigest() + d.conversations() }
+func (d *Data) Tokenizer() string { return d.TokenizerDigest() + d.Conversations() }
 
 // TokenizerDigest is Tokenizer without the templates of conversations.
 func (d *Data) TokenizerDigest() string {
@@ -86,9 +86,9 @@ func (d *Data) TokenizerDigest() string {
 	return s
 }
 
-// conversations describes how conversations become texts; "" if none are trained. A resumed run may
-// evaluate other files.
-func (d *Data) conversations() string {
+// Conversations describes how conversations become texts with labels; "" if none are trained. A
+// resumed run may evaluate other files.
+func (d *Data) Conversations() string {
 	if d.train != nil && d.train.conversations() {
 		return ", conversations " + d.cache.chat.Digest()[:16]
 	}

@@ -93,6 +93,7 @@ func (s *session) stage() train.Stage {
 	j, d := s.Job, s.data.Train()
 	x.Sequence, x.GlobalBatch, x.Sequences = j.Data.Sequence, j.Mesh.GlobalBatch, d.Sequences()
 	x.Files, x.Tokenizer = d.Files()+", in "+s.dataNames(), strings.TrimPrefix(s.data.TokenizerDigest(), ", ")
+	x.Conversations = strings.TrimPrefix(s.data.Conversations(), ", ")
 	return x
 }
 

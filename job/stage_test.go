@@ -127,6 +127,25 @@ func TestStageData(t *testing.T) {
 	}
 }
 
+// A stage with other lengths of the same conversations trains the same tokens of them.
+func TestStageOfConversations(t *testing.T) {
+	dir, run := newKept(t, "train.steps=2", "optimizer.schedule=constant", "output.model=false", "data.path=chat.jsonl")
+	t.Chdir(dir)
+	put(t, "chat.jsonl", strings.Repeat(
+		`{"messages": [{"role": "user", "content": "Question?"}, {"role": "assistant", "content": "An answer."}]}`+"\n", 60))
+	put(t, "t.jinja", "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")
+	sets := []string{"data.chat_template=t.jinja"}
+	if _, err := run(1, sets...); err != nil {
+		t.Fatal(err)
+	}
+	sets = append(sets, "train.steps=3", "data.sequence=96", `checkpoint.accept=["data.sequence", "train.steps"]`)
+	_, err := run(1, append(sets, "data.train_on=all")...)
+	expectFault(t, err, status.InvalidConfig, []string{"is of another run: data.path is ", "conversations"})
+	if _, err := run(1, sets...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The positions and the RoPE of the model may change with data.sequence, the model itself may not.
 func TestStagePositions(t *testing.T) {
 	limits := []string{"model.new.max_position_embeddings=48", "optimizer.schedule=constant"}

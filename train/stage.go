@@ -80,6 +80,8 @@ func (c *Checkpoints) change(from *checkpoint.Checkpoint) (x stageChange) {
 	}
 	switch x.files = was.Files != now.Files; {
 	case was.Tokenizer != now.Tokenizer: // token ids have other meanings: Run has the fault
+	case !x.files && was.Conversations != "" && was.Conversations != now.Conversations:
+		// the same files give other texts or labels: Run has the fault
 	case x.files:
 		note(FilesKey, "data.path is %s, it was %s", now.Files, was.Files)
 		stays(FilesKey)
