@@ -3,6 +3,7 @@ package data
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/parquet-go/parquet-go"
 
 	"ulysses/data/tokenizer"
@@ -74,11 +76,22 @@ func TestExpandedFaults(t *testing.T) {
 	for i := 100; i < len(broken)-2000; i += 7 {
 		broken[i] ^= 0x55
 	}
+	var long bytes.Buffer // as of zstd --long=29
+	w, err := zstd.NewWriter(&long, zstd.WithWindowSize(1<<29), zstd.WithEncoderLevel(zstd.SpeedFastest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.Write([]byte(`{"text": "x"}`))
+	if err = errors.Join(err, w.Flush(), w.Close()); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		path string
 		code status.Code
 		want string
 	}{
+		{file(t, dir, "long.jsonl.zst", long.String()), status.Unsupported,
+			"long.jsonl.zst: zstd: the window has more than 256 MiB; compress the file again with --long=28 or less"},
 		{file(t, dir, "cut.jsonl.gz", gz[:len(gz)/2]), status.IO, "cut.jsonl.gz: the file cannot be expanded"},
 		{file(t, dir, "cut.jsonl.zst", zst[:len(zst)-9]), status.IO, "cut.jsonl.zst: the file cannot be expanded"},
 		{file(t, dir, "more.jsonl.gz", gz+"\x00\x00more"), status.IO,

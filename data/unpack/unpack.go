@@ -197,5 +197,10 @@ func unzstd(w io.Writer, in io.Reader) error {
 	}
 	defer r.Close()
 	_, err = r.WriteTo(w)
+	if errors.Is(err, zstd.ErrWindowSizeExceeded) {
+		return status.Errorf(status.Unsupported,
+			"zstd: the window has more than %d MiB; compress the file again with --long=28 or less, or expand it",
+			maxWindow>>20)
+	}
 	return err
 }
