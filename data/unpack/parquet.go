@@ -25,6 +25,9 @@ func parquetLines(w io.Writer, in io.ReaderAt, size int64, fields []string) (err
 			err = fmt.Errorf("parquet: the file is not valid: %v", r)
 		}
 	}()
+	if err := checkFooter(in, size); err != nil {
+		return fmt.Errorf("parquet: %w", err)
+	}
 	f, err := parquet.OpenFile(in, size, parquet.SkipBloomFilters(true), parquet.SkipPageIndex(true))
 	if err != nil {
 		return fmt.Errorf("parquet: %w", err)

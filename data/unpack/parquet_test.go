@@ -1,6 +1,7 @@
 package unpack
 
 import (
+	"encoding/binary"
 	"io"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/encoding"
+	"github.com/parquet-go/parquet-go/encoding/thrift"
+	"github.com/parquet-go/parquet-go/format"
 
 	"ulysses/internal/status"
 )
@@ -91,6 +94,49 @@ func TestBooleans(t *testing.T) {
 				t.Errorf("%s, %v; want %s", text, err, x.want)
 			}
 			out.Close()
+		}
+	}
+}
+
+// A footer that describes far more than it has is refused before memory is allocated for it: deeply
+// nested columns, and columns that the row groups do not have.
+func TestFooters(t *testing.T) {
+	element := func(children int32) (e format.SchemaElement) {
+		e.Name = "text"
+		e.RepetitionType.V, e.RepetitionType.Valid = format.Optional, true
+		if children > 0 {
+			e.NumChildren.V, e.NumChildren.Valid = children, true
+		} else {
+			e.Type.V, e.Type.Valid = format.ByteArray, true
+		}
+		return e
+	}
+	deep, wide := format.FileMetaData{Version: 1}, format.FileMetaData{Version: 1}
+	for range 6000 {
+		deep.Schema = append(deep.Schema, element(1))
+	}
+	deep.Schema = append(deep.Schema, element(0))
+	wide.Schema = append(wide.Schema, element(100))
+	for range 100 {
+		wide.Schema = append(wide.Schema, element(0))
+		wide.RowGroups = append(wide.RowGroups, format.RowGroup{})
+	}
+	for want, m := range map[string]format.FileMetaData{
+		"parquet: the columns are nested too deeply; write it again":                 deep,
+		"parquet: row group 0 has 0 columns, and the schema has 100; write it again": wide,
+	} {
+		footer, err := thrift.Marshal(new(thrift.CompactProtocol), &m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "rows.parquet")
+		all := binary.LittleEndian.AppendUint32(append([]byte("PAR1"), footer...), uint32(len(footer)))
+		if err := os.WriteFile(path, append(all, "PAR1"...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(path, []string{"text"}); status.Of(err) != status.IO ||
+			!strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 }
