@@ -225,6 +225,24 @@ func TestResumeBest(t *testing.T) {
 	}
 }
 
+// The evaluation with which a resumed run begins is in metrics.jsonl once, also if the run is
+// resumed from the same checkpoint again.
+func TestEvaluationOfAResumeIsWrittenOnce(t *testing.T) {
+	tracked := []string{"eval.patience=1", "optimizer.lr=0.0"} // the second evaluation ends the run
+	dir, run := newTracked(t, "")
+	if err := runStopped(dir, 2, tracked...); status.Of(err) != status.Preempted {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := run(2, tracked...); err != nil {
+			t.Fatal(err)
+		}
+		if all := readEvals(t, dir); len(all) != 2 || all[0].Step != 1 || all[1].Step != 2 {
+			t.Errorf("evaluations %v, want those after steps 1 and 2", plainEvals(all))
+		}
+	}
+}
+
 // Evaluations of a set without targets are not compared: none is the best, and none ends the run.
 func TestSetWithoutTargets(t *testing.T) {
 	dir, _ := newTracked(t, "")

@@ -196,7 +196,7 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 		}
 		if err == nil {
 			if s.writes = true; resumes {
-				m, err = train.ResumeMetrics(path, t.Loop.Resumed)
+				m, err = train.ResumeMetrics(path, t.Loop.Resumed, t.CatchesUp())
 			} else {
 				m, err = train.CreateMetrics(path)
 			}

@@ -79,13 +79,20 @@ func (t *Trainer) track() error {
 	return t.Track.check(&t.Setup)
 }
 
-// catchUp runs the evaluation that the resumed run has left out because it had to stop. Collective.
+// CatchesUp reports whether Run begins with the evaluation that the resumed run has left out,
+// because it had to stop.
+func (t *Trainer) CatchesUp() bool {
+	step := t.Loop.Resumed
+	return t.Track != nil && t.best.Due && step < t.Loop.Steps && t.evaluationDue(step, false)
+}
+
+// catchUp runs the evaluation that the resumed run has left out. Collective.
 func (t *Trainer) catchUp() error {
-	if t.Track == nil || !t.best.Due {
+	if !t.CatchesUp() {
 		return nil
 	}
 	step := t.Loop.Resumed
-	if err := t.evaluateAfter(step, step == t.Loop.Steps); err != nil {
+	if err := t.evaluateAfter(step, false); err != nil {
 		return err
 	}
 	if t.improved && t.saver != nil { // the checkpoint of the step is on disk: the run resumes from it

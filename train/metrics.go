@@ -142,9 +142,12 @@ func (m *Metrics) BesideRun() bool { return m != nil && m.beside }
 func CreateMetrics(path string) (*Metrics, error) { return openMetrics(path, os.O_TRUNC) }
 
 // ResumeMetrics opens the file of a run that resumes after a step. It drops the lines of later
-// steps, which will be written again.
-func ResumeMetrics(path string, step int64) (*Metrics, error) {
-	return reopenMetrics(path, func(s int64, _ bool) bool { return s <= step })
+// steps, which will be written again. If the run evaluates before its first step, it also drops the
+// evaluation of the step: an earlier attempt to resume may have ended after it.
+func ResumeMetrics(path string, step int64, evaluates bool) (*Metrics, error) {
+	return reopenMetrics(path, func(s int64, evaluation bool) bool {
+		return s < step || s == step && !(evaluation && evaluates)
+	})
 }
 
 // EvaluationStep is the step in the line of an evaluation job. No line of a training run has it.

@@ -33,7 +33,7 @@ func TestResumeMetrics(t *testing.T) {
 	if err != nil || f.Close() != nil {
 		t.Fatal(err)
 	}
-	second, err := ResumeMetrics(path, 2)
+	second, err := ResumeMetrics(path, 2, false)
 	if err != nil {
 		t.Fatal(err)
 	}
