@@ -24,6 +24,10 @@ type Checkpoint struct {
 	params map[string]elements         // by name of the parameter
 }
 
+// maxOpen is the largest number of files that a checkpoint keeps open. A process may often open
+// 1024, and a run may have more ranks.
+const maxOpen = 256
+
 // elements are the elements [lo, hi) of a group, which a parameter has.
 type elements struct {
 	group  int
@@ -327,10 +331,13 @@ func (c *Checkpoint) Read(name string, kind int, start int64, values []float32) 
 	return nil
 }
 
-// file opens the file of a rank.
+// file opens the file of a rank. Files are read in order, so the open ones are not needed soon.
 func (c *Checkpoint) file(i int) (*tensor.Safetensors, error) {
 	if f := c.files[i]; f != nil {
 		return f, nil
+	}
+	if len(c.files) == maxOpen {
+		c.Close()
 	}
 	f, err := tensor.OpenSafetensors(filepath.Join(c.Path, filepath.Base(c.Files[i].Name)))
 	if err != nil {
