@@ -23,10 +23,11 @@ const (
 
 	producer    = "ulysses"
 	modelFolder = "model"
-	// maxManifest is the largest manifest.json, in bytes: 4096 ranks and 1000 groups need about 100
-	// MiB.
-	maxManifest = 256 << 20
 )
+
+// maxManifest is the largest manifest.json, in bytes. 4096 ranks and 1000 groups need about 100
+// MiB. Divided experts are a group for each layer and rank of axis expert. Tests replace it.
+var maxManifest int64 = 1 << 30
 
 // Kinds are the values that a checkpoint has of each element of a parameter: the weight and the two
 // moments of AdamW. Kind k of a parameter is stored as a tensor of the parameter's name + Kinds[k].
@@ -246,5 +247,9 @@ func (m *Manifest) text() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return seal(body), nil
+	text := seal(body)
+	if n := int64(len(text)); n > maxManifest { // Open would refuse it
+		return nil, fmt.Errorf("%s needs %d bytes, at most %d are read; use fewer ranks", ManifestFile, n, maxManifest)
+	}
+	return text, nil
 }

@@ -120,6 +120,42 @@ func TestImpossibleManifests(t *testing.T) {
 	}
 }
 
+// A manifest that is too large to be read is not written.
+func TestManifestsThatCannotBeRead(t *testing.T) {
+	dir, path := small(t)
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	info, err := os.Stat(c.ManifestPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func(n int64) { maxManifest = n }(maxManifest)
+	for more, want := range []error{nil, fs.ErrNotExist} { // the first one has exactly the largest size
+		maxManifest = info.Size()
+		m := c.Manifest
+		m.Step, m.Mesh = 9, strings.Repeat("n", more)
+		if err := dir.Begin(m.Step); err != nil {
+			t.Fatal(err)
+		}
+		_, err := dir.Finish(&m, 2, nil)
+		if _, there := os.Stat(dir.Path(m.Step)); !errors.Is(there, want) || (err == nil) != (want == nil) {
+			t.Errorf("a manifest of %d bytes, of which %d are read: %v, its folder: %v", info.Size()+int64(more),
+				maxManifest, err, there)
+		}
+		if want == nil {
+			if err := os.RemoveAll(dir.Path(m.Step)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if steps, err := dir.Steps(); err != nil || !slices.Equal(steps, []int64{8}) {
+		t.Errorf("%v %v", steps, err)
+	}
+}
+
 // Only folders with the exact name of a checkpoint count, and a damaged checkpoint does not replace
 // an undamaged one.
 func TestStepsAndPrune(t *testing.T) {
