@@ -150,6 +150,17 @@ func TestSaveAndLoad(t *testing.T) {
 			if to, err := os.Readlink(link); to != dir {
 				t.Errorf("a link to the folder leads to %q, %v", to, err)
 			}
+			absent := filepath.Join(t.TempDir(), "absent")
+			if err := errors.Join(os.Remove(link), os.Symlink(absent, link),
+				r.Save(link, Source{Base: source}, r.whole)); err != nil {
+				t.Error(err)
+			}
+			if left, _ := os.ReadDir(filepath.Dir(link)); len(left) != 1 {
+				t.Errorf("files next to a link to a folder that does not exist: %v", left)
+			}
+			if names, err := FilesIn(absent); err != nil || len(names) < 2 {
+				t.Errorf("a link to a folder that does not exist: %v in it, %v", names, err)
+			}
 			err := load(t, dir, nil, func(s *rank) {
 				for i := range r.values {
 					if !slices.Equal(r.values[i], s.values[i]) {

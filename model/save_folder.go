@@ -89,7 +89,7 @@ func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) erro
 
 // writeWeights is WriteFolder with the name of the tensors' file.
 func writeWeights(dir, weights string, rest func(dir string) error, tensors []Stored) error {
-	dir = linked(filepath.Clean(dir)) // replace the target of a symbolic link, not the link
+	dir = tensor.Target(filepath.Clean(dir))
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return status.Errorf(status.IO, "%w; choose an output folder that can be written", err)
 	}
@@ -115,26 +115,6 @@ func writeWeights(dir, weights string, rest func(dir string) error, tensors []St
 		return err
 	}
 	return tensor.Finish(temp, func() error { return replace(dir, temp) })
-}
-
-// linked returns the path to which symbolic links lead, which need not exist.
-func linked(dir string) string {
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		return real
-	}
-	const most = 40 // as Linux: more are a loop
-	path := dir
-	for range most {
-		to, err := os.Readlink(path)
-		if err != nil {
-			return path
-		}
-		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(path), to)
-		}
-		path = to
-	}
-	return dir
 }
 
 func (t *Stored) write(w io.Writer, buffer []float32, bytes []byte) error {

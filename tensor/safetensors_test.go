@@ -69,19 +69,28 @@ func TestSafetensorsWriteIsWholeOrAbsent(t *testing.T) {
 	}
 }
 
-// Writing through a symbolic link replaces the file to which it points.
+// Writing through a symbolic link, or a link to a link, replaces the file to which it points, which
+// need not exist.
 func TestWriteFileThroughLink(t *testing.T) {
-	dir := t.TempDir()
-	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Symlink("file", link)); err != nil {
-		t.Fatal(err)
-	}
-	if err := WriteFile(link, func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }); err != nil {
-		t.Fatal(err)
-	}
-	to, err := os.Readlink(link)
-	if text, _ := os.ReadFile(file); to != "file" || string(text) != "new" {
-		t.Errorf("the link leads to %q, %v; in the file is %q", to, err, text)
+	for name, exists := range map[string]bool{"a file": true, "a file that does not exist": false} {
+		dir := t.TempDir()
+		file, other := filepath.Join(dir, "to", "file"), filepath.Join(dir, "other")
+		err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.Symlink("to", filepath.Join(dir, "folder")),
+			os.Symlink("../to/file", filepath.Join(dir, "to", "link")), os.Symlink("folder/link", other))
+		if exists {
+			err = errors.Join(err, os.WriteFile(file, nil, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		write := func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }
+		if err := WriteFile(other, write); err != nil {
+			t.Fatal(name, err)
+		}
+		to, err := os.Readlink(other)
+		if text, _ := os.ReadFile(file); to != "folder/link" || string(text) != "new" {
+			t.Errorf("%s: the link leads to %q, %v; in the file is %q", name, to, err, text)
+		}
 	}
 }
 

@@ -88,9 +88,7 @@ func safetensorsHeader(metadata map[string]string, items []Item) ([]byte, error)
 // folder, which is flushed to disk and then renamed to path. An error of write that has a status is
 // returned as it is.
 func WriteFile(path string, write func(w io.Writer) error) (err error) {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real // replace the target of a symbolic link, not the link
-	}
+	path = Target(path)
 	var f *os.File
 	temp, err := Beside(path, func(name string) (err error) {
 		f, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
@@ -123,6 +121,25 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 		return err
 	}
 	return Finish(temp, func() error { return os.Rename(temp, path) })
+}
+
+// Target returns the path to write for a path that may be a symbolic link: its target is replaced,
+// not the link. The target need not exist.
+func Target(path string) string {
+	for range 40 { // as many links as Linux follows
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			return real
+		}
+		to, err := os.Readlink(path)
+		if err != nil {
+			break
+		}
+		if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil && !filepath.IsAbs(to) {
+			to = filepath.Join(dir, to)
+		}
+		path = to
+	}
+	return path
 }
 
 // Beside creates a file or folder under a temporary name in the folder of path, and returns that
