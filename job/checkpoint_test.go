@@ -552,3 +552,21 @@ func TestRequeuedAfresh(t *testing.T) {
 		t.Errorf("exit %d: %s", code, text)
 	}
 }
+
+// A checkpoint that replaces a damaged one is kept as any other.
+func TestCheckpointInPlaceOfADamagedOne(t *testing.T) {
+	dir, run := newKept(t, "optimizer.schedule=constant")
+	if _, err := run(2, "train.steps=4"); err != nil {
+		t.Fatal(err)
+	}
+	damaged := filepath.Join(dir, "out", "checkpoints", "step-00000004", "rank-00001.safetensors")
+	if err := os.Truncate(damaged, 100); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	if got := stepsOn(t, dir); !slices.Equal(got, []int64{4, 6}) {
+		t.Errorf("checkpoints of steps %v, want the newest two: 4 and 6", got)
+	}
+}

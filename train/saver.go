@@ -332,6 +332,9 @@ func (s *saver) finish() error {
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
 	}
+	if err == nil { // this checkpoint has replaced a damaged one of its step
+		s.skipped = slices.DeleteFunc(s.skipped, func(step int64) bool { return step == s.next.Step })
+	}
 	if err == nil && s.next.Best != nil {
 		s.kept = s.next.Best.Saved
 	}
