@@ -280,9 +280,10 @@ func sum(path string) (File, error) {
 
 // Finish writes the manifest of a checkpoint whose files all ranks have written, and renames the
 // folder to its final name. It then removes all checkpoints except the newest keep and the one of
-// the best evaluation. The damaged checkpoints are removed and do not count. left is the error of
-// an old checkpoint that could not be removed; the new one is complete. One rank calls it.
-func (d Dir) Finish(m *Manifest, keep int, damaged []int64) (left, err error) {
+// the best evaluation. The checkpoints of the steps in replaced, which are damaged or of another
+// run, are removed and do not count. left is the error of an old checkpoint that could not be
+// removed; the new one is complete. One rank calls it.
+func (d Dir) Finish(m *Manifest, keep int, replaced []int64) (left, err error) {
 	m.Format, m.Producer = Format, producer
 	temp := d.temp(m.Step)
 	text, err := m.text()
@@ -309,7 +310,7 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) (left, err error) {
 	if err != nil {
 		return nil, status.Errorf(status.IO, "checkpoint of step %d: %w", m.Step, err)
 	}
-	more, err := d.prune(m.Step, keep, m.kept(), damaged)
+	more, err := d.prune(m.Step, keep, m.kept(), replaced)
 	if left = cmp.Or(left, more); left != nil {
 		left = fmt.Errorf("checkpoint of step %d: it is complete, and an old checkpoint cannot be removed: %w", m.Step,
 			left)
@@ -321,14 +322,14 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) (left, err error) {
 // checkpoints are of a run that was abandoned: they would count as the newest ones, replace the
 // checkpoints of this run, and be resumed instead. It is therefore an error if one of these stays,
 // and left is the error of any other checkpoint. The checkpoint of step best is kept as well.
-func (d Dir) prune(step int64, keep int, best int64, damaged []int64) (left, err error) {
+func (d Dir) prune(step int64, keep int, best int64, replaced []int64) (left, err error) {
 	steps, err := d.Steps()
 	kept := 0
 	for _, s := range slices.Backward(steps) {
 		if s == best {
 			continue
 		}
-		if s <= step && (s == step || !slices.Contains(damaged, s)) && kept < keep {
+		if s <= step && (s == step || !slices.Contains(replaced, s)) && kept < keep {
 			kept++
 			continue
 		}

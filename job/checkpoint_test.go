@@ -570,3 +570,30 @@ func TestCheckpointInPlaceOfADamagedOne(t *testing.T) {
 		t.Errorf("checkpoints of steps %v, want the newest two: 4 and 6", got)
 	}
 }
+
+// A run that replaces another one does not keep checkpoints of it, from which it could resume if
+// its own are damaged.
+func TestCheckpointsOfAReplacedRun(t *testing.T) {
+	dir, run := newKept(t, "optimizer.schedule=constant")
+	if _, err := run(1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(2, "train.steps=5", "checkpoint.every=5", "checkpoint.resume=off",
+		"output.overwrite=true"); err != nil {
+		t.Fatal(err)
+	}
+	if got := stepsOn(t, dir); !slices.Equal(got, []int64{5}) {
+		t.Errorf("checkpoints of steps %v, want that of the new run: 5", got)
+	}
+	// a run that resumes from a named checkpoint of the folder keeps those that lead to it
+	if _, err := run(1, "train.steps=9", "checkpoint.every=1"); err != nil {
+		t.Fatal(err)
+	}
+	from := filepath.Join(dir, "out", "checkpoints", "step-00000009")
+	if _, err := run(1, "train.steps=10", "checkpoint.keep=3", "checkpoint.resume="+from); err != nil {
+		t.Fatal(err)
+	}
+	if got := stepsOn(t, dir); !slices.Equal(got, []int64{8, 9, 10}) {
+		t.Errorf("checkpoints of steps %v, want 8, 9 and 10", got)
+	}
+}

@@ -180,7 +180,9 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 		t.Checkpoints.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
 		resumes := s.resumesHere()
 		if !resumes {
-			err = s.refuseResults()
+			if err = s.refuseResults(); err == nil {
+				err = t.Checkpoints.Replace()
+			}
 		}
 		if err == nil {
 			err = s.checkRoom()

@@ -38,7 +38,8 @@ type Checkpoints struct {
 	// Accept lists the keys, such as optimizer.lr, that a resumed run may have changed.
 	Accept []string
 
-	skipped []int64 // steps of damaged checkpoints; the next checkpoint replaces them
+	// steps of checkpoints that are damaged or of another run; the next checkpoint replaces them
+	replaced []int64
 }
 
 // Keys of Checkpoints.Run about parameters that are not trained: the patterns of train.freeze, the
@@ -112,6 +113,13 @@ func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).St
 // Ready returns an error if checkpoints of steps after the given one cannot be written. It removes
 // unfinished files of aborted runs. One rank calls it before the first step.
 func (c *Checkpoints) Ready(after int64) error { return checkpoint.Dir(c.Dir).Ready(after) }
+
+// Replace says that the run does not resume from a checkpoint in the folder: its first checkpoint
+// replaces all that are there. Rank 0 calls it before the first step.
+func (c *Checkpoints) Replace() (err error) {
+	c.replaced, err = c.Steps()
+	return err
+}
 
 // Newest returns the path of the newest complete checkpoint in a folder, and when it was written;
 // "" if there is none, or if the folder cannot be read.

@@ -111,7 +111,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 		}
 		if unusable, ok := err.(*damaged); ok && path == "" {
 			damage = append(damage, unusable.Error())
-			c.skipped = append(c.skipped, known[i])
+			c.replaced = append(c.replaced, known[i])
 			continue
 		}
 		return r, err

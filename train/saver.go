@@ -327,13 +327,13 @@ func (s *saver) finish() error {
 			m.Files = append(m.Files,
 				checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
 		}
-		left, err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep), s.skipped)
+		left, err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep), s.replaced)
 	}
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
 	}
-	if err == nil { // this checkpoint has replaced a damaged one of its step
-		s.skipped = slices.DeleteFunc(s.skipped, func(step int64) bool { return step == s.next.Step })
+	if err == nil { // this checkpoint has replaced the one of its step
+		s.replaced = slices.DeleteFunc(s.replaced, func(step int64) bool { return step == s.next.Step })
 	}
 	if err == nil && s.next.Best != nil {
 		s.kept = s.next.Best.Saved
