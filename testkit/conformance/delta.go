@@ -336,7 +336,8 @@ func deltaCases() []deltaCase {
 		n := int64(len(cu)) - 1
 		for hv := range int64(3) {
 			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + hv, Dk: []int64{16, 33, 56}[hv], Dv: 16, Cu: cu,
-				L2Norm: true, In: n * (hv % 2), Out: n}, chunk: 16, panel: []int64{0, 80, 1}[(i+int(hv))%3], perHead: i%2 == 0})
+				L2Norm: true, In: n * (hv % 2), Out: n}, chunk: 16, panel: []int64{0, 80, 1}[(i+int(hv))%3],
+				perHead: i%2 == 0})
 		}
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 128, Dv: 64, Cu: bounds(700, 100), L2Norm: true, In: 2,
