@@ -166,18 +166,19 @@ func TestRoomForResults(t *testing.T) {
 	}
 	defer syscall.Unmount(small, syscall.MNT_DETACH)
 	for _, c := range []struct {
-		set   string
+		sets  []string
 		state int64
-	}{{"checkpoint.every=0", 0}, {"checkpoint.every=2", state}} {
+	}{{[]string{"checkpoint.every=0"}, 0}, {[]string{"checkpoint.every=2"}, state},
+		{[]string{"checkpoint.every=0", "checkpoint.best=true", "eval.split=0.3", "eval.every=2"}, state}} {
 		if err := mount(syscall.MS_REMOUNT, (weights+c.state)/4096*4096-8192); err != nil {
 			t.Fatal(err)
 		}
-		_, err := run(2, "output.dir="+small, c.set)
+		_, err := run(2, append(c.sets, "output.dir="+small)...)
 		want := fmt.Sprintf("the run writes at least %s there (weights of the model %s, a checkpoint %s)",
 			units.Bytes(weights+c.state), units.Bytes(weights), units.Bytes(c.state))
 		if left, _ := os.ReadDir(small); status.Of(err) != status.IO || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), small+" has ") || len(left) > 0 {
-			t.Errorf("%s: %v, want %q; %v", c.set, err, want, left)
+			t.Errorf("%v: %v, want %q; %v", c.sets, err, want, left)
 		}
 		if err := mount(syscall.MS_REMOUNT, 8<<20); err != nil {
 			t.Fatal(err)

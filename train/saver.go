@@ -105,10 +105,10 @@ func (s *saver) component() []model.Component {
 	return []model.Component{{Name: name, Bytes: s.copyBytes(), Host: host}}
 }
 
-// CheckpointBytes returns the bytes of the weights and moments in the checkpoint that is written at
-// the end of the run; 0 if none is written.
+// CheckpointBytes returns the bytes of the weights and moments in a checkpoint of the run; 0 if it
+// writes one only when it is stopped.
 func (t *Trainer) CheckpointBytes() (bytes int64) {
-	if t.saver == nil || t.saver.Every == 0 {
+	if t.saver == nil || t.saver.Every == 0 && !t.saver.Best {
 		return 0
 	}
 	for _, x := range t.saver.weights.Portions() {
