@@ -37,8 +37,8 @@ type unitBlocks struct {
 }
 
 // roundTime limits the time between two collective calls of a scan. A rank that waits longer than
-// the limit of its communicator would end the job.
-const roundTime = 20 * time.Second
+// the limit of its communicator would end the job. A unit may take longer: a .txt file is one.
+const roundTime = time.Second
 
 // maxWorkers limits the goroutines of a rank, and thereby the memory of their buffers.
 const maxWorkers = 16
@@ -56,36 +56,42 @@ func (o *opener) scan(files []format) (found []foundBlock, starts []uint32, err 
 	rank, size := o.rank()
 	share := func(r int64) int64 { return total/size*r + total%size*r/size }
 	s.lo, s.hi = share(rank), share(rank+1)
-	workers := make([]*decoder, max(1, min(o.Workers, maxWorkers)))
-	for i := range workers {
-		workers[i] = o.decoder()
-		defer workers[i].close()
-	}
-	for {
-		more := s.round(workers)
-		done, err := s.done(more)
-		if err != nil {
-			return nil, nil, err
-		}
-		if done {
-			return s.gatherBlocks()
-		}
-	}
-}
-
-// round scans units until none is left or roundTime is over. It reports whether units are left.
-func (s *scan) round(workers []*decoder) (more bool) {
-	end := time.Now().Add(roundTime)
 	var wg sync.WaitGroup
-	for _, d := range workers {
+	for range max(1, min(o.Workers, maxWorkers)) {
+		d := o.decoder()
+		defer d.close()
 		wg.Go(func() {
-			for time.Now().Before(end) && s.scanUnit(d) {
+			for s.scanUnit(d) {
 			}
 		})
 	}
-	wg.Wait()
-	_, _, _, more = s.nextUnit()
-	return more
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	for done := false; !done; {
+		if done, err = s.done(waited(ended, roundTime)); err != nil {
+			s.stop()
+			<-ended
+			return nil, nil, err
+		}
+	}
+	return s.gatherBlocks()
+}
+
+// waited waits until a channel is closed, but at most d. It reports whether the channel is closed.
+func waited(c <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-c:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// stop ends the scan of this rank after the units that are being scanned.
+func (s *scan) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hi = s.lo
 }
 
 // nextUnit returns the bytes [lo, hi) of a file that the next unit has; false if none is left.
@@ -136,30 +142,30 @@ func (s *scan) scanUnit(d *decoder) bool {
 	return true
 }
 
-// done reports whether the scan is complete: no rank has units left, except ranks above one that
-// has found a fault. Collective.
-func (s *scan) done(more bool) (done bool, err error) {
-	const finished, faulty, unfinished = 'd', 'f', 'm'
-	state := []byte{finished}
-	if s.fault != nil {
-		state[0] = faulty
-	} else if more {
-		state[0] = unfinished
+// done reports whether the scan has ended on all ranks; ended says that it has on this one. Ranks
+// above a rank that has found a fault stop. Collective.
+func (s *scan) done(ended bool) (bool, error) {
+	const running, faulty = 1, 2
+	state := []byte{0}
+	s.mu.Lock()
+	if !ended {
+		state[0] |= running
 	}
+	if s.fault != nil {
+		state[0] |= faulty
+	}
+	s.mu.Unlock()
 	all, err := s.gather(state)
 	if err != nil {
 		return false, err
 	}
 	rank, _ := s.rank()
-	done = true
+	done := true
 	for r, b := range all {
-		if b[0] == faulty {
-			if rank > int64(r) {
-				s.hi = s.lo
-			}
-			return done, nil
+		done = done && b[0]&running == 0
+		if b[0]&faulty != 0 && rank > int64(r) {
+			s.stop()
 		}
-		done = done && b[0] == finished
 	}
 	return done, nil
 }
