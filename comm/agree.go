@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"time"
 	"unsafe"
 
 	"ulysses/internal/status"
@@ -83,6 +84,33 @@ func Agree(c Comm, err error) error {
 		return told{e}
 	}
 	return e
+}
+
+// AgreeAfter calls f and returns what Agree returns for its error. While f runs on some ranks, all
+// ranks communicate every second, so that no rank waits in one call for as long as f may take
+// elsewhere, which would end the job (Watch). f runs in a goroutine, and must not communicate.
+// Collective over c.
+func AgreeAfter(c Comm, f func() error) (err error) {
+	ended := make(chan struct{})
+	go func() {
+		err = f()
+		close(ended)
+	}()
+	for running := true; running; {
+		state := []byte{0}
+		select {
+		case <-ended:
+		case <-time.After(time.Second):
+			state[0] = 1
+		}
+		all, e := GatherBytes(c, state)
+		if e != nil {
+			<-ended
+			return e
+		}
+		running = slices.ContainsFunc(all, func(b []byte) bool { return b[0] == 1 })
+	}
+	return Agree(c, err)
 }
 
 // place names a rank, with its host if the ranks are on several.

@@ -184,7 +184,8 @@ func openWhole(path string, world comm.Comm,
 	// The ranks that see the same copy of the files divide the check.
 	rank, ranks, err := comm.Copies(world, from.ManifestPath())
 	if err == nil {
-		err = comm.Agree(world, from.Check(rank, ranks))
+		// a rank may have a larger file than the others
+		err = comm.AgreeAfter(world, func() error { return from.Check(rank, ranks) })
 	}
 	if err != nil {
 		return fail(&damaged{err})
