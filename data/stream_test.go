@@ -2,7 +2,6 @@ package data
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand"
 	"os"
@@ -11,13 +10,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"ulysses/comm"
-	"ulysses/device"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
-	"ulysses/tensor"
+	"ulysses/testkit/gathers"
 )
 
 // plainSequences makes sequences of documents in memory, without blocks.
@@ -324,28 +321,10 @@ type longUnit struct {
 }
 
 func (f *longUnit) scan(d *decoder, lo, hi int64) error {
-	for range 2 {
-		select {
-		case <-f.calls:
-		case <-time.After(time.Minute):
-			return errors.New("the ranks do not communicate while a unit is scanned")
-		}
+	if err := gathers.Wait(f.calls); err != nil {
+		return err
 	}
 	return f.txtBytes.scan(d, lo, hi)
-}
-
-// gathers tells each all-gather of a rank.
-type gathers struct {
-	comm.Comm
-	calls chan struct{}
-}
-
-func (c *gathers) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	select {
-	case c.calls <- struct{}{}:
-	default: // nothing waits for it
-	}
-	return c.Comm.AllGather(s, dst, src, rows)
 }
 
 // While a rank scans a long unit, the ranks communicate: a rank that waited for it in one call
@@ -353,9 +332,9 @@ func (c *gathers) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int6
 func TestLongUnit(t *testing.T) {
 	path := file(t, t.TempDir(), "a.txt", "abcdef")
 	onRanks(t, 2, func(c comm.Comm) {
-		g := &gathers{c, make(chan struct{})}
-		o := &opener{Options: Options{Vocab: 256, Comm: g}, config: config(4)}
-		found, _, err := o.scan([]format{&longUnit{txtBytes{path, 6, 6}, g.calls}})
+		calls := make(chan struct{})
+		o := &opener{Options: Options{Vocab: 256, Comm: gathers.New(c, calls)}, config: config(4)}
+		found, _, err := o.scan([]format{&longUnit{txtBytes{path, 6, 6}, calls}})
 		if err != nil || len(found) != 1 {
 			t.Errorf("%v %v", found, err)
 		}

@@ -186,3 +186,22 @@ func FuzzSafetensors(f *testing.F) {
 		}
 	})
 }
+
+// A file that is written is flushed to disk each GiB.
+func TestFlushing(t *testing.T) {
+	d := &disk{}
+	w, part := &flushing{f: d}, make([]byte, 1<<27)
+	for i := range 20 {
+		if n, err := w.Write(part); n != len(part) || err != nil {
+			t.Fatal(n, err)
+		}
+		if want := (i + 1) / 8; d.flushes != want {
+			t.Errorf("%d flushes after %d of 128 MiB, want %d", d.flushes, i+1, want)
+		}
+	}
+}
+
+type disk struct{ flushes int }
+
+func (d *disk) Write(p []byte) (int, error) { return len(p), nil }
+func (d *disk) Sync() error                 { d.flushes++; return nil }

@@ -107,7 +107,7 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 			}
 		}
 	}()
-	w := bufio.NewWriterSize(f, 1<<20)
+	w := bufio.NewWriterSize(&flushing{f: f}, 1<<20)
 	if err = write(w); err != nil {
 		return err
 	}
@@ -121,6 +121,25 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 		return err
 	}
 	return Finish(temp, func() error { return os.Rename(temp, path) })
+}
+
+// flushing flushes a file to disk each GiB. Otherwise the machine might keep a whole model in
+// memory and write it at the end, in one call that may take minutes, for which other ranks would
+// wait.
+type flushing struct {
+	f interface {
+		io.Writer
+		Sync() error
+	}
+	bytes int64 // since the last flush
+}
+
+func (w *flushing) Write(p []byte) (n int, err error) {
+	n, err = w.f.Write(p)
+	if w.bytes += int64(n); w.bytes >= 1<<30 && err == nil {
+		w.bytes, err = 0, w.f.Sync()
+	}
+	return n, err
 }
 
 // Target returns the path to write for a path that may be a symbolic link: its target is replaced,

@@ -21,8 +21,14 @@ func Shared(err error) bool {
 }
 
 // agree is comm.Agree. It marks the error as shared, unless the ranks cannot be reached.
-func agree(world comm.Comm, err error) error {
-	if err = comm.Agree(world, err); err == nil || status.Of(err) == status.Comm {
+func agree(world comm.Comm, err error) error { return sharing(comm.Agree(world, err)) }
+
+// agreeAfter is comm.AgreeAfter, and marks the error as agree does.
+func agreeAfter(world comm.Comm, f func() error) error { return sharing(comm.AgreeAfter(world, f)) }
+
+// sharing marks the error of all ranks.
+func sharing(err error) error {
+	if err == nil || status.Of(err) == status.Comm {
 		return err
 	}
 	return shared{err}

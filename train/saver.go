@@ -223,8 +223,7 @@ func (s *saver) begin(step, updates int64, best *checkpoint.Best) error {
 	}
 	s.written, s.done = make(chan written, 1), nil
 	if s.copies == nil {
-		s.written <- s.write(step)
-		return nil
+		return agreeAfter(s.mesh.World, func() error { s.written <- s.write(step); return nil })
 	}
 	if err := s.copy(); err != nil {
 		s.written = nil
@@ -284,14 +283,17 @@ func (s *saver) finish() error {
 	if s.written == nil {
 		return nil
 	}
-	if s.done == nil {
-		w := <-s.written
-		s.done = &w
-	}
+	world := s.mesh.World
+	err := agreeAfter(world, func() error { // a rank may write for much longer than another
+		if s.done == nil {
+			w := <-s.written
+			s.done = &w
+		}
+		return s.done.err
+	})
 	w := *s.done
 	s.written, s.done = nil, nil
-	world := s.mesh.World
-	if err := agree(world, w.err); err != nil {
+	if err != nil {
 		if world.Rank() == 0 {
 			// Files that cannot be removed do not have the name of a checkpoint.
 			checkpoint.Dir(s.Dir).Clean()
@@ -307,7 +309,7 @@ func (s *saver) finish() error {
 	if err := world.AllGather(nil, tensor.OfInt64(all, n, 2), tensor.OfInt64(own, 1, 2), counts); err != nil {
 		return err
 	}
-	var left, err error
+	var left error
 	if world.Rank() == 0 {
 		m := s.next
 		m.Base, m.Frozen, m.Stages = s.Base, s.frozen, s.stages

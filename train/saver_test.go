@@ -7,10 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/comm"
 	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/testkit/devicetest"
 	"ulysses/testkit/fake"
+	"ulysses/testkit/gathers"
 )
 
 // The copy of the training state that is written while steps run is in the plan: in the device's
@@ -147,6 +149,25 @@ func TestCopyIsLeftOut(t *testing.T) {
 					t.Errorf("%+v: %s differs", x, name)
 				}
 			}
+		}
+	}
+}
+
+// While a rank writes its files of a checkpoint, the ranks communicate, with a copy of the state
+// and without: a rank that waited for it in one call would end the job after parallel.timeout.
+func TestSlowFilesOfARank(t *testing.T) {
+	for every := range int64(2) {
+		calls, dir := make(chan struct{}), t.TempDir()
+		x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "sgd", compute: tensor.F32, steps: 2, stop: true,
+			keep: &Checkpoints{Dir: dir, Every: every, Keep: 1,
+				Model: func(string) error { return gathers.Wait(calls) }}}
+		dataset := config(48, file(t, dir, "a.txt", strings.Repeat("the cat sat on the mat. ", 20)))
+		dataset.Accumulate, dataset.Batch = 1, 1
+		if err := comm.RunLocal(x.ranks, func(c comm.Comm) error {
+			_, err := x.rank(gathers.New(c, calls), &dataset)
+			return err
+		}); err != nil {
+			t.Errorf("checkpoint.every = %d: %v", every, err)
 		}
 	}
 }

@@ -60,6 +60,7 @@ var may = map[string]string{
 	"testkit/tensorfile":  "tensor",
 	"testkit/mpitest":     "comm",
 	"testkit/near":        "",
+	"testkit/gathers":     "comm device tensor",
 	"testkit/slowlinks":   "comm device tensor",
 	"testkit/need":        "",
 	"testkit/fake":        "cpu comm device tensor", // in tests alone
