@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -22,9 +23,9 @@ type grouped struct {
 
 // newGrouped makes n calls of all kinds. The memory has the same content for the same seed.
 func newGrouped(b *bench, n int) *grouped {
-	const bytes = 1 << 16
+	const room = 1 << 16
 	random := rand.New(rand.NewPCG(1, 2))
-	content := make([]byte, 4*bytes)
+	content := make([]byte, 4*room)
 	for i := range len(content) / 4 {
 		binary.LittleEndian.PutUint32(content[4*i:], math.Float32bits(float32(random.NormFloat64())))
 	}
@@ -143,6 +144,40 @@ func TestGroupOrder(t *testing.T) {
 	b.must(b.s.Group(false))
 	if !slices.Equal(got, bytesOfFloats(1, 2, 3, 4)) {
 		t.Errorf("%v behind an event in a group", got)
+	}
+}
+
+// TestGroupOfHostCopies: copies between host memory and strided device memory, which share the
+// scratch of the stream, keep their content in a group.
+func TestGroupOfHostCopies(t *testing.T) {
+	b := newBench(t)
+	memory := b.put(make([]byte, 1<<10), 0, tensor.F32, 4, 8, 8)
+	at := func(k int) tensor.Tensor { return memory.Select(0, int64(k)).Slice(1, 0, 2) }
+	var sent, got [4][]byte
+	b.must(device.Grouped(b.s, func() error {
+		for k := range sent {
+			sent[k] = bytes.Repeat([]byte{byte(k + 1)}, 64)
+			if err := b.d.Copy(b.s, at(k), host(sent[k], tensor.F32, 8, 2)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	b.must(b.s.Sync())
+	b.must(device.Grouped(b.s, func() error {
+		for k := range got {
+			got[k] = make([]byte, 64)
+			if err := b.d.Copy(b.s, host(got[k], tensor.F32, 8, 2), at(k)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	b.must(b.s.Sync())
+	for k := range got {
+		if !bytes.Equal(got[k], sent[k]) {
+			t.Errorf("copy %d: %v, want %v", k, got[k], sent[k])
+		}
 	}
 }
 

@@ -215,7 +215,13 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
                                           : cudaMemcpyDeviceToDevice;
     return check(d, cudaMemcpyAsync(dst.data, src.data, n * size_of(dst.dtype), kind, s->s), "cuda.Copy");
   }
-  if (to_device || to_host) return staged(d, s, a, to_device);
+  if (to_device || to_host) { // not queued: the next copy through the scratch overwrites it
+    Moves *const group = s->group;
+    s->group = nullptr;
+    const int32_t code = staged(d, s, a, to_device);
+    s->group = group;
+    return code;
+  }
   const uly_tensor *operands[] = {&dst, &src};
   start(s, plane_of(operands, 2, 0), src.dtype, dst.dtype, 0, n, dst.data, src.data);
   return check_launch(d, "cuda.Copy");
