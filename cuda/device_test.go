@@ -62,8 +62,10 @@ func TestInfo(t *testing.T) {
 			i.Name) || !strings.Contains(err.Error(), "; end other processes on this GPU") {
 		t.Errorf("2^60 bytes: %v, %v: want an error with the size, the GPU and the fix", b, err)
 	}
-	if d, err := Open(Options{Kernels: "gemm=imagined"}); err == nil || !strings.Contains(err.Error(), "imagined") {
-		t.Errorf("an unknown kernel: %v, %v: want an error that names it", d, err)
+	for _, kernels := range []string{"gemm=imagined", "gemm=naive,gemm=imagined"} {
+		if d, err := Open(Options{Kernels: kernels}); err == nil || !strings.Contains(err.Error(), "imagined") {
+			t.Errorf("an unknown kernel in %s: %v, %v: want an error that names it", kernels, d, err)
+		}
 	}
 }
 

@@ -78,6 +78,7 @@ int32_t read_pins(Device *d) {
       return fail(d, ULY_INVALID_ARGUMENT,
                   "ULYSSES_KERNEL: '%s' names no operation; use operation=kernel with one of the operations %s",
                   pin.c_str(), names.c_str());
+    d->pin[op] = nullptr; // the last kernel that is named for an operation counts
     for (const uly_kernel &r : kernels_for(op))
       if (kernel == r.name) d->pin[op] = &r;
     if (!d->pin[op])
