@@ -104,7 +104,11 @@ func (p *plugin) open(o Options) (*Device, error) {
 		d.Close()
 		return nil, err
 	}
-	d.info = infoOf(C.GoString(&out.name[0]), C.GoString(&out.kernels[0]), int64(out.memory))
+	kernels := C.GoString(&out.kernels[0])
+	if o.Kernels != "" { // here, because out has no space for a long text
+		kernels += ", " + o.Kernels
+	}
+	d.info = infoOf(C.GoString(&out.name[0]), kernels, int64(out.memory))
 	d.more = Details{Ordinal: o.Ordinal, UUID: C.GoString(&out.uuid[0]), Whole: int64(out.memory),
 		Free: int64(out.free), SM: int(out.sm), Driver: int(out.driver), Emulated: out.emulated != 0}
 	return d, nil

@@ -67,6 +67,14 @@ func TestInfo(t *testing.T) {
 			t.Errorf("an unknown kernel in %s: %v, %v: want an error that names it", kernels, d, err)
 		}
 	}
+	long, err := Open(Options{Kernels: strings.Repeat("gemm=naive,", 50) + "rope=own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Close()
+	if kernels := long.Info().Kernels; !strings.HasSuffix(kernels, "gemm=naive,rope=own") {
+		t.Errorf("the kernels of a long list are %q: ranks could not compare its end", kernels)
+	}
 }
 
 // TestClosing closes devices, streams, events and buffers in every order, and uses closed ones.

@@ -109,7 +109,6 @@ int32_t api_info(uly_device *d, uly_info *out) {
     std::string kernels = "sm_" + std::to_string(d->sm), libraries = libraries_text();
     if (emulated) kernels += " emulated";
     if (!libraries.empty()) kernels += ", " + libraries;
-    if (!d->pins.empty()) kernels += ", " + d->pins;
     put(out->kernels, sizeof out->kernels, kernels);
     put(out->uuid, sizeof out->uuid, of(d)->uuid);
     size_t free = 0, total = 0;
