@@ -8,11 +8,15 @@
 
 #include <deque>
 
-// nccl_seconds parses a duration in Go's format ("10m", "1h30m", "2.5s", "300ms") and returns
-// seconds; 0 means no timeout. It returns `otherwise` for NULL, "" and invalid text.
+// nccl_seconds parses ULYSSES_TIMEOUT and returns seconds: a duration in Go's format ("10m",
+// "+1h30m", "2.5s", "300ms"), or "off". 0 means no timeout. It returns `otherwise` for NULL, "",
+// "auto" and invalid text.
 inline double nccl_seconds(const char *text, double otherwise) {
   if (!text || !*text) return otherwise;
+  if (!strcmp(text, "off")) return 0;
+  if (*text == '+') text++;
   if (!strcmp(text, "0")) return 0;
+  if (!*text) return otherwise;
   double sum = 0;
   while (*text) {
     const char *end = text;

@@ -12,7 +12,8 @@ int main() {
   CHECK(near(nccl_seconds("10m", 7), 600) && near(nccl_seconds("1h30m", 7), 5400) &&
         near(nccl_seconds("2.5s", 7), 2.5) && near(nccl_seconds("1m0s", 7), 60));
   CHECK(near(nccl_seconds("300ms", 7), 0.3) && nccl_seconds("0", 7) == 0 && nccl_seconds("0s", 7) == 0);
-  for (const char *wrong : {"", "ten", "10", "10 m", "-3s", "3s x", "1e3s", "0x10s"})
+  CHECK(nccl_seconds("off", 7) == 0 && nccl_seconds("+0", 7) == 0 && near(nccl_seconds("+1m", 7), 60));
+  for (const char *wrong : {"", "auto", "ten", "10", "10 m", "-3s", "+", "++3s", "3s x", "1e3s", "0x10s"})
     CHECK(nccl_seconds(wrong, 7) == 7);
   CHECK(nccl_seconds(nullptr, 7) == 7);
 
