@@ -114,7 +114,7 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	}
 	s := deltaShape{size: a.K.DType.Size(), tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1],
 		dk: a.K.Shape[2], dv: a.V.Shape[2], panel: deltaPanel, processors: deltaProcessors}
-	if s.dk < 1 || s.dv < 1 || a.KeyHead == nil && s.valueHeads > 0 &&
+	if s.dk < 1 || s.dv < 1 || a.Chunk != 0 && a.Chunk < 16 || a.KeyHead == nil && s.valueHeads > 0 &&
 		(s.keyHeads == 0 || s.valueHeads%s.keyHeads != 0) {
 		return none
 	}

@@ -64,6 +64,11 @@ func likePlugin(t *testing.T, g NoGPU, d *Device) {
 	if got := g.GatedDeltaSizes(wrong); got != d.GatedDeltaSizes(wrong) || got.Saved != 0 {
 		t.Errorf("3 value heads over 2 key heads: %+v", got)
 	}
+	x := tensor.Of(nil, tensor.F32, 64, 2, 64)
+	wrong = &device.GatedDelta{K: x, V: x, Chunk: 15}
+	if got := g.GatedDeltaSizes(wrong); got != d.GatedDeltaSizes(wrong) || got.Saved != 0 {
+		t.Errorf("chunks of 15 tokens: %+v", got)
+	}
 }
 
 // likeAttention compares the workspaces of a call without document bounds, and with bounds for two

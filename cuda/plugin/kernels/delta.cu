@@ -43,6 +43,10 @@ void check_heads(Check &c, const uly_tensor &k, const uly_tensor &values, const 
                       (long long)key_head[h], (long long)hk);
 }
 
+void check_chunk(Check &c, int64_t chunk) {
+  if (chunk != 0 && chunk < 16) c.refuse("Chunk is %lld: want 16 or more, or 0", (long long)chunk);
+}
+
 // check_states requires [n, Hv, Dk, Dv] with n at most the number of documents, and returns n.
 int64_t check_states(Check &c, const char *name, const uly_tensor &t, const DeltaShape &s, int64_t documents) {
   if (!given(t)) return 0;
@@ -240,7 +244,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     c.shape("dbeta", a.dbeta, ULY_F32, {tokens, hv});
   }
   c.documents("Cu", a.cu, tokens);
-  if (a.chunk != 0 && a.chunk < 16) c.refuse("Chunk is %lld: want 16 or more, or 0", (long long)a.chunk);
+  check_chunk(c, a.chunk);
   if (a.panel < 0) c.refuse("Panel is %lld: want 0 or more", (long long)a.panel);
   if (c.failed()) return c.code;
   const int64_t in =
@@ -368,6 +372,7 @@ int32_t state_grad(uly_device *d, uly_stream *s, const void *args) {
 int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to) {
   Check c(d, "GatedDeltaSizes");
   check_heads(c, a->k, a->v, a->key_head);
+  check_chunk(c, a->chunk);
   if (c.failed()) return c.code;
   const DeltaShape s = delta_shape(a->k.dtype == ULY_BF16 ? 2 : 4, a->k.shape[0], a->k.shape[1], a->v.shape[1],
                                    a->k.shape[2], a->v.shape[2], a->chunk, a->key_head, a->panel);
