@@ -57,6 +57,9 @@ func load() (*plugin, error) {
 			return nil, status.Errorf(status.Device, "%s=%s: no such file; set it to the path of a %s, or unset it",
 				variable, path, fileName)
 		}
+		if filepath.Base(path) == path { // in this folder; the system's loader would not search it
+			path = "./" + path
+		}
 		return open(path)
 	}
 	if path := Find(); path != "" {

@@ -142,6 +142,16 @@ func needing(t *testing.T) string {
 	return filepath.Join(folder, "needing.so")
 }
 
+// A path without a folder names a file of the working directory.
+func TestBareName(t *testing.T) {
+	plugin := cudatest.Use(t)
+	t.Chdir(filepath.Dir(plugin))
+	t.Setenv(variable, filepath.Base(plugin))
+	if _, err := Probe(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestNoPlugin(t *testing.T) {
 	t.Setenv(variable, "")
 	for name, f := range map[string]func() error{
