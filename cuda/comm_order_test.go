@@ -108,6 +108,32 @@ func TestCommOrder(t *testing.T) {
 	}
 }
 
+// TestUnfinishedAllToAll: after an all-to-all whose Wait is never called, closing the communicator
+// and the device closes the GPU.
+func TestUnfinishedAllToAll(t *testing.T) {
+	for _, kind := range []string{"ipc", "staged"} {
+		var devices [2]*Device
+		onGPUs(t, 2, ofKind(kind), func(r *gpuRank) error {
+			devices[r.c.Rank()] = r.d
+			dst, err := r.tensor(tensor.F32, 4)
+			if err != nil {
+				return err
+			}
+			src, err := r.tensor(tensor.F32, 4)
+			if err != nil {
+				return err
+			}
+			_, err = r.c.AllToAllStart(r.s[0], dst, src, []int64{2, 2}, []int64{2, 2})
+			return err
+		})
+		for j, d := range devices {
+			if d.d != nil {
+				t.Errorf("%s: %d objects still keep the GPU of rank %d open", kind, d.live, j)
+			}
+		}
+	}
+}
+
 func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 	var tensors [6]tensor.Tensor
 	for i := range tensors {

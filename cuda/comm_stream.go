@@ -38,7 +38,8 @@ type commStream struct {
 	shared  *sharedStream
 	entered *event // on the caller's stream, when the operation began
 	ended   *event // the end of an operation without a request
-	spare   []*request
+	// requests has all requests, also if Wait failed or was never called; spare, those not in use
+	requests, spare []*request
 }
 
 func newCommStream(d *Device, use streamUse) (*commStream, error) {
@@ -69,10 +70,10 @@ func (l *commStream) close() error {
 			e.Close()
 		}
 	}
-	for _, r := range l.spare {
+	for _, r := range l.requests {
 		r.done.Close()
 	}
-	l.spare = nil
+	l.requests, l.spare = nil, nil
 	releaseStream(l.shared)
 	return err
 }
@@ -249,6 +250,7 @@ func (l *commStream) request(caller *stream) (*request, error) {
 			return nil, err
 		}
 		r = &request{l: l, done: done}
+		l.requests = append(l.requests, r)
 	}
 	r.caller, r.active, r.finish = caller, true, nil
 	return r, nil
