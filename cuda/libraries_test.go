@@ -65,6 +65,7 @@ func TestLibraries(t *testing.T) {
 	if err := os.WriteFile(text, []byte("not a library"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	incomplete := needing(t)
 	old, host := cudnnStub(t, "91002"), cudnnStub(t, "91901")
 	cases := []struct {
 		name string
@@ -84,6 +85,8 @@ func TestLibraries(t *testing.T) {
 			map[string][]string{
 				"cuBLASLt": {"13.1.0"}, "cuDNN": {text, "file too short", "ULYSSES_CUDNN_LIB"},
 			}},
+		{"a file that needs a missing library", []string{"ULYSSES_NCCL_LIB=" + incomplete},
+			map[string][]string{"NCCL": {"NCCL: " + incomplete + ": libabsent.so: ", "No such file"}}},
 		{"a version that is too old", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + old},
 			map[string][]string{
 				"cuDNN": {old + " is 9.10.2: 9.18.0 or newer is needed", "attention",

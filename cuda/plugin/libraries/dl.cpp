@@ -127,8 +127,11 @@ bool open(library l) {
     s.handle = dlopen(path.c_str(), RTLD_NOW | p.flags);
     if (s.handle) break;
     std::string text = dlerror();
-    // An error of a file that exists is more useful than the list of files that do not exist.
-    if (text.find("No such file") == std::string::npos) broken += (broken.empty() ? "" : "; ") + text;
+    // An error of a file that exists is more useful than the list of files that do not exist. The
+    // text begins with the path, or with the name of a library that the file needs.
+    const bool own = text.rfind(path + ": ", 0) == 0;
+    if (!own || text.find("No such file") == std::string::npos)
+      broken += (broken.empty() ? "" : "; ") + (own ? "" : path + ": ") + text;
     absent += (absent.empty() ? "" : ", ") + path;
   }
   if (!s.handle) {
