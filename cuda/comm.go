@@ -179,7 +179,11 @@ func (c *Comm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 }
 
 func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
-	m, err := c.route("SendRecv", s, recv, send, comm.CheckSendRecv(recv, from, send, to, c.Size()))
+	err := comm.CheckSendRecv(recv, from, send, to, c.Size())
+	if own := c.Rank(); err == nil && from == own && to == own {
+		err = comm.CheckOwnBlock("comm.SendRecv", own, size(send), size(recv))
+	}
+	m, err := c.route("SendRecv", s, recv, send, err)
 	if err != nil {
 		return err
 	}

@@ -553,3 +553,26 @@ func TestNCCLFails(t *testing.T) {
 		return nil
 	})
 }
+
+// TestMessageToItself: a message of a rank to itself whose sizes differ is refused.
+func TestMessageToItself(t *testing.T) {
+	kinds := map[string]func(*Device, comm.Comm) (*Comm, error){"ipc": ofKind("ipc"), "staged": ofKind("staged"),
+		"nccl": func(d *Device, host comm.Comm) (*Comm, error) {
+			return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) },
+				forComm)
+		}}
+	for kind, make := range kinds {
+		onGPUs(t, 2, make, func(r *gpuRank) error {
+			x, err := r.tensor(tensor.F32, 8)
+			if err != nil {
+				return err
+			}
+			me := r.c.Rank()
+			if err := r.c.SendRecv(r.s[0], x.Slice(0, 0, 3), me, x.Slice(0, 3, 8), me); status.Of(err) !=
+				status.InvalidArgument || !strings.Contains(err.Error(), "sends 20 bytes to itself but expects 12") {
+				return status.Errorf(status.Internal, "%s: %v", kind, err)
+			}
+			return nil
+		})
+	}
+}
