@@ -134,6 +134,39 @@ func TestUnfinishedAllToAll(t *testing.T) {
 	}
 }
 
+// TestOneRankFails: if one rank cannot make its communicator, the errors of all ranks name this
+// rank, and every GPU can be closed.
+func TestOneRankFails(t *testing.T) {
+	cudatest.Use(t)
+	kinds := map[string]func(*Device, comm.Comm) (*Comm, error){"ipc": ofKind("ipc"), "staged": ofKind("staged"),
+		"nccl": func(d *Device, host comm.Comm) (*Comm, error) {
+			return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) },
+				forComm)
+		}}
+	for kind, make := range kinds {
+		err := comm.RunLocal(3, func(host comm.Comm) error {
+			d, err := Open(Options{})
+			if err != nil {
+				return err
+			}
+			if host.Rank() == 1 {
+				d.Close()
+			}
+			const want = "rank 1: cuda.NewStream: the device is closed"
+			if _, err := make(d, host); err == nil || err.Error() != want {
+				t.Errorf("%s, rank %d: %v, want %s", kind, host.Rank(), err, want)
+			}
+			if d.Close(); d.d != nil {
+				t.Errorf("%s, rank %d: %d objects keep the GPU open", kind, host.Rank(), d.live)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 	var tensors [6]tensor.Tensor
 	for i := range tensors {

@@ -130,8 +130,8 @@ func (c *ipc) proveEvents() error {
 	if err == nil {
 		defer stop()
 	}
-	if err := comm.Agree(c.host, err); err != nil { // before calls that all ranks make
-		return err
+	if comm.Agree(c.host, err) != nil { // before calls that all ranks make
+		return err // nil if only other ranks have failed; newComm returns their error
 	}
 	for i := range calls {
 		if err := c.d.Fill(c.s, own, float64(i*n+int64(c.me))); err != nil {

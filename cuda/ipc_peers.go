@@ -4,6 +4,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"os"
@@ -37,8 +38,7 @@ type rankInfo struct {
 	Group            string // key of the processGroup; rank 0's is used
 	Ready, Done      []ipcEvent
 	Probe            accessProbe // empty if all ranks are in one process
-	Failed           string      // the error of this rank; "" for none
-	Code             status.Code // of the error
+	Failed           bool        // this rank has an error
 }
 
 // ipcEvent identifies an event for other ranks: by address in the same process, else by handle.
@@ -82,17 +82,11 @@ func newIPC(d *Device, host comm.Comm, use streamUse) (transport, error) {
 	for j := range n {
 		c.bytes[j] = int64(len(c.own.raw))
 	}
-	if err = c.prepare(d, use, !oneProcess, &own); err != nil {
-		own.Failed, own.Code = err.Error(), status.Of(err)
-	}
+	err = c.prepare(d, use, !oneProcess, &own)
+	own.Failed = err != nil
 	infos, gatherErr := comm.GatherJSON(host, "device.comm = \"ipc\"", own)
-	if err == nil {
-		err = gatherErr
-	}
-	for j, k := range infos {
-		if err == nil && k.Failed != "" {
-			err = status.Errorf(k.Code, "rank %d: %s", j, k.Failed)
-		}
+	if err = cmp.Or(err, gatherErr); slices.ContainsFunc(infos, func(k rankInfo) bool { return k.Failed }) {
+		return c, err // newComm returns the error of the rank that has failed
 	}
 	for j := 0; j < n && err == nil; j++ {
 		err = c.openPeer(j, infos[j])

@@ -93,20 +93,19 @@ func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, ordered boo
 	if err == nil && host.Rank() == 0 {
 		id, err = library.id()
 	}
-	if agreed := comm.Agree(host, err); agreed != nil {
-		if err == nil {
-			err = agreed
-		}
-	} else if id, err = comm.BroadcastBytes(host, id, 0); err == nil {
-		if c.ordered, err = anyRank(host, ordered); err == nil {
-			err = library.start(n, host.Rank(), id)
+	agreed := comm.Agree(host, err)
+	if agreed == nil {
+		if id, err = comm.BroadcastBytes(host, id, 0); err == nil {
+			if c.ordered, err = anyRank(host, ordered); err == nil {
+				err = library.start(n, host.Rank(), id)
+			}
 		}
 	}
-	if err != nil {
+	if agreed != nil || err != nil {
 		if c.commStream != nil {
 			c.commStream.close()
 		}
-		return nil, err // start may fail on one rank only; newComm agrees on the error
+		return nil, err // possibly the error of one rank only; newComm agrees on it
 	}
 	go c.poll()
 	return c, nil

@@ -99,7 +99,7 @@ func (r *realNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to
 // order of the calls (commStream).
 func (d *Device) ncclUse(use streamUse) streamUse {
 	var ordered C.int32_t
-	if C.plug_nccl_ordered(d.table, d.d, &ordered) != 0 || ordered == 0 {
+	if !d.open || C.plug_nccl_ordered(d.table, d.d, &ordered) != 0 || ordered == 0 {
 		return forComm
 	}
 	return use
