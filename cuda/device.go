@@ -78,6 +78,9 @@ func Open(o Options) (*Device, error) {
 }
 
 func (p *plugin) open(o Options) (*Device, error) {
+	if int(int32(o.Ordinal)) != o.Ordinal { // the plug-in's type
+		return nil, status.Errorf(status.InvalidArgument, "GPU %d does not exist: GPUs are numbered from 0", o.Ordinal)
+	}
 	how, text := (*C.uly_open)(C.calloc(1, C.sizeof_uly_open)), (*C.char)(C.calloc(1, textLength))
 	out := (*C.uly_info)(C.calloc(1, C.sizeof_uly_info))
 	defer C.free(unsafe.Pointer(how))

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -54,8 +55,11 @@ func TestInfo(t *testing.T) {
 	if more.UUID == "" || more.Free <= 0 || more.Free > i.Memory || more.SM <= 0 {
 		t.Errorf("%+v", more)
 	}
-	if d, err := Open(Options{Ordinal: 1 << 20}); err == nil || !strings.Contains(err.Error(), "1048576") {
-		t.Errorf("GPU 2^20 = %v, %v: want an error that names it", d, err)
+	for _, ordinal := range []int{1 << 20, 1 << 31, 1 << 32, 1<<32 - 1, -2} {
+		d, err := Open(Options{Ordinal: ordinal})
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprint("GPU ", ordinal, " ")) {
+			t.Errorf("GPU %d = %v, %v: want an error that names it", ordinal, d, err)
+		}
 	}
 	if b, err := d.Alloc(1 << 60); err == nil ||
 		!strings.Contains(err.Error(), "device memory: out of GPU memory: 1152921504606846976 bytes requested on "+
