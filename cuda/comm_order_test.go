@@ -167,6 +167,24 @@ func TestOneRankFails(t *testing.T) {
 	}
 }
 
+// TestReserveFails: pinned memory that a failed Reserve has found stays available.
+func TestReserveFails(t *testing.T) {
+	needEmulated(t)
+	onGPUs(t, 1, ofKind("staged"), func(r *gpuRank) error {
+		if err := r.c.Reserve(1, 4096); err != nil {
+			return err
+		}
+		t.Setenv("ULYSSES_EMULATED_PINNED", "1024")
+		if err := r.c.Reserve(2, 4096); status.Of(err) != status.OutOfMemory {
+			return status.Errorf(status.Internal, "two buffers of 4096 bytes: %v", err)
+		}
+		if p := r.c.transport.(*staged).pool; len(p) != 1 || p[0].used {
+			return status.Errorf(status.Internal, "the buffer of the first Reserve is not available")
+		}
+		return nil
+	})
+}
+
 func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 	var tensors [6]tensor.Tensor
 	for i := range tensors {

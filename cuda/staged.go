@@ -146,15 +146,17 @@ func (c *staged) reserve(n int, bytes int64) error {
 		return nil
 	}
 	var taken []*pinned
+	defer func() {
+		for _, p := range taken {
+			p.used = false
+		}
+	}()
 	for range n {
 		p, err := c.acquire(bytes)
 		if err != nil {
 			return err
 		}
 		taken = append(taken, p)
-	}
-	for _, p := range taken {
-		p.used = false
 	}
 	return nil
 }
