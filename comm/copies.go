@@ -114,12 +114,13 @@ func hostName() string {
 	return name
 }
 
-// SameFiles returns an error if files are not equal, byte for byte, on all ranks. key starts the
-// text of the error, which names the file, the first part that differs, and a rank and host of
-// either copy. If all ranks see one copy, nothing is read. Otherwise every copy is read once, by
-// the ranks that see it together. Collective: all ranks return the same error.
+// SameFiles returns an error if files are not equal, byte for byte, on all ranks, or if a rank has
+// other files than rank 0, or none. key starts the text of the error, which names the file, the
+// first part that differs, and a rank and host of either copy. If all ranks see one copy, nothing
+// is read. Otherwise every copy is read once, by the ranks that see it together. Collective: all
+// ranks return the same error.
 func SameFiles(c Comm, key string, files []File) error {
-	if c.Size() == 1 || len(files) == 0 {
+	if c.Size() == 1 {
 		return nil
 	}
 	paths := make([]string, len(files))

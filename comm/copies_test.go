@@ -87,7 +87,15 @@ func TestSameFiles(t *testing.T) {
 				" and rank 2 on "+hostName()+": file 1 is shard-0 on the first and shard-1 on the second") {
 			return fmt.Errorf("%v", err)
 		}
-		return nil
+		var found []File // by rank 2 alone
+		if c.Rank() == 2 {
+			found = []File{{Name: "c", Path: path}}
+		}
+		if err := SameFiles(c, "data.path", found); status.Of(err) != status.InvalidConfig ||
+			!strings.Contains(err.Error(), ": file 1 is absent on the first and c on the second") {
+			return fmt.Errorf("%v", err)
+		}
+		return SameFiles(c, "data.path", nil)
 	})
 	if err != nil {
 		t.Error(err)

@@ -265,6 +265,22 @@ func TestFilesDiffer(t *testing.T) {
 	})
 }
 
+// If only some ranks have a chat template beside the tokenizer, all ranks return an error.
+func TestTemplateOfOneRank(t *testing.T) {
+	onRanks(t, 2, func(c comm.Comm) {
+		dir := t.TempDir()
+		d := config(3, file(t, dir, "a.txt", "abc"))
+		d.ChatTemplate = dir
+		if c.Rank() == 0 {
+			file(t, dir, "chat_template.jinja", "{{ messages[0].content }}")
+		}
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: 256, Comm: c}); err == nil || !strings.Contains(err.Error(),
+			"data.chat_template: the files differ between rank 0") {
+			t.Error(err)
+		}
+	})
+}
+
 // The cache does not exceed its limit, and its list and map have the same blocks.
 func TestCache(t *testing.T) {
 	path := file(t, t.TempDir(), "a.txt", strings.Repeat("0123456789", 1000))

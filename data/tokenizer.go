@@ -91,11 +91,7 @@ func checkTokenizerFiles(c comm.Comm, of Tokenizer, templates *chat.Reader) erro
 			return err
 		}
 	}
-	paths := templates.Files()
-	if len(paths) == 0 {
-		return nil
-	}
-	return comm.SameFiles(c, chat.Key, commFiles(paths))
+	return comm.SameFiles(c, chat.Key, commFiles(templates.Files()))
 }
 
 // commFiles returns files by their names.
