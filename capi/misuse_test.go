@@ -241,3 +241,33 @@ func TestUsableDevices(t *testing.T) {
 		t.Errorf("built %q, usable %q, reasons %q", built, usable, why)
 	}
 }
+
+// All ranks refuse saved memory if the plan has ULYSSES_NO_BACKWARD, also too little of it.
+func TestSavedWithoutBackward(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		r := newRankCalls(t, ctx)
+		r.desc.flags |= flagNoBackward
+		r.rule.flags |= flagNoBackward
+		must(t, newPlan(ctx, p(&r.desc), p(&r.plan)))
+		must(t, newGDNPlan(ctx, p(&r.rule), p(&r.rules[0])))
+		const bytes = 128
+		for _, saved := range []*uint64{&r.attention.saved_bytes, &r.layer.saved_bytes, &r.gdn[0].saved_bytes,
+			&r.gdnLayers[0].saved_bytes} {
+			*saved = bytes
+		}
+		var pass uintptr
+		for _, x := range []struct {
+			what string
+			call func() error
+		}{
+			{"attention", func() error { return attentionForward(r.plan, r.batch, p(&r.attention)) }},
+			{"a pass", func() error { return forwardStart(r.plan, r.batch, p(&r.attention), p(&pass)) }},
+			{"local", func() error { return localForward(r.plan, r.batch, p(&r.attention), p(&pass), 0) }},
+			{"a layer", func() error { return attentionLayerForward(r.plan, r.batch, p(&r.layer)) }},
+			{"the rule", func() error { return gdnForward(r.rules[0], r.batch, p(&r.gdn[0])) }},
+			{"a layer of the rule", func() error { return gdnLayerForward(r.rules[0], r.batch, p(&r.gdnLayers[0])) }},
+		} {
+			refusedWith(t, x.what, guarded(x.call), "saved is given, and the plan has ULYSSES_NO_BACKWARD")
+		}
+	})
+}

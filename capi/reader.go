@@ -79,14 +79,29 @@ func (r *reader) ownWorkspace(dst *tensor.Tensor, m *ownMemory, p unsafe.Pointer
 
 // finish ends the reading of a call that has saved memory. It returns the first error. An output
 // that overlaps another operand is an error. In a backward pass, saved memory is an error if no
-// forward pass of the same kind, plan, batch and variant has written it.
+// forward pass of the same kind, plan, batch and variant has written it; in a forward pass, if the
+// plan has no backward pass.
 func (r *reader) finish(kind savedKind, p *plan, b *batch, variant int64, backward bool) error {
 	if r.err == nil {
 		r.err = r.c.checkOverlaps(r.op)
 	}
 	r.c.identifySaved(kind, p, b, variant)
-	if backward && r.err == nil {
+	switch {
+	case r.err != nil:
+	case backward:
 		r.err = r.c.checkTag(r.op)
+	case r.c.saved.given && p.noBackward():
+		r.err = invalid(
+			"%s: saved is given, and the plan has ULYSSES_NO_BACKWARD; leave it NULL, or create the plan without the flag",
+			r.op)
 	}
 	return r.err
+}
+
+// noBackward reports whether the plan has ULYSSES_NO_BACKWARD.
+func (p *plan) noBackward() bool {
+	if p.gdn != nil {
+		return p.gdn.Layer().NoBackward
+	}
+	return p.sp.Layer().NoBackward
 }

@@ -97,6 +97,10 @@ func (x *checker) memory(kind callKind, saved, workspace tensor.Tensor) {
 	if x.err != nil {
 		return
 	}
+	if x.p.layer.NoBackward && kind.keep {
+		x.err = status.Errorf(status.InvalidArgument, "%s: "+sp.SavedUnused, x.op)
+		return
+	}
 	needSaved, needWorkspace := x.p.callBytes(x.p.layoutOf(x.b), kind)
 	if kind.keep {
 		x.err = sp.CheckBytes(x.op, "saved", saved, needSaved)

@@ -178,6 +178,10 @@ func TestNoBackward(t *testing.T) {
 		if r.p.Sizes(r.x).Saved != 0 || layer.p.LayerSizes(r.x).Saved != 0 {
 			return fmt.Errorf("a layer with no_backward has Saved in %v, %v", r.p.Sizes(r.x), layer.p.LayerSizes(r.x))
 		}
+		r.a.Saved = b.bytes(1 << 20)
+		if err := r.p.Forward(b.stream, r.x, &r.a); err == nil || !strings.Contains(err.Error(), "saved is given") {
+			return fmt.Errorf("with saved: %v", err)
+		}
 		r.a.Saved, layer.a.Saved = tensor.Tensor{}, tensor.Tensor{}
 		must(r.p.Forward(b.stream, r.x, &r.a))
 		must(layer.p.LayerForward(b.stream, layer.x, &layer.a))

@@ -352,6 +352,8 @@ func TestNoBackward(t *testing.T) {
 			if got.p.Sizes(got.x).Saved != 0 {
 				return fmt.Errorf("saves %d bytes", got.p.Sizes(got.x).Saved)
 			}
+			got.a.Saved = b.bytes(64)
+			refused(t, c, got.p.Forward(b.stream, got.x, &got.a), "saved is given, and the plan was made without")
 			got.a.Saved = tensor.Tensor{}
 			must(got.p.Forward(b.stream, got.x, &got.a))
 			refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g),

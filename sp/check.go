@@ -118,6 +118,9 @@ func (p *Plan) checkMemory(op string, b *Batch, a *Args) error {
 
 // checkSaved checks the sizes of the memory for saved activations, if it is given.
 func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
+	if p.layer.NoBackward && !a.Saved.IsNil() {
+		return status.Errorf(status.InvalidArgument, "%s: "+SavedUnused, op)
+	}
 	need := p.Sizes(b).Saved
 	if !a.SavedLSE.IsNil() {
 		if a.Saved.IsNil() {
@@ -138,6 +141,9 @@ func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
 
 // NoSaved is the text of an error of a backward pass.
 const NoSaved = "saved is missing, or the plan was made without a backward pass; plan with one, and give the same saved to the forward and the backward call"
+
+// SavedUnused is the text of an error of a forward pass.
+const SavedUnused = "saved is given, and the plan was made without a backward pass; leave it out, or plan with a backward pass"
 
 func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	const op = "sp.Backward"
