@@ -141,10 +141,13 @@ type Field struct {
 	isList bool
 }
 
+// notGiven is the value of a list that is nil.
+const notGiven = "not given"
+
 // List returns a Field for a list of numbers; nil means not given. Ranks compare a hash of the
 // list. If the hashes differ, the error names the first number that differs.
 func List(name string, list []int64) Field {
-	value := "not given"
+	value := notGiven
 	if list != nil {
 		h := fnv.New64a()
 		var word [8]byte
@@ -188,7 +191,7 @@ func Same(c Comm, what string, fields ...Field) error {
 				if i < len(fields) && fields[i].Name == own.Name {
 					own = fields[i]
 				}
-				return listDifference(c, what, own)
+				return listDifference(c, what, own, root[i].Value != notGiven)
 			}
 			if theirs[i].Value != root[i].Value {
 				hosts, err := GatherBytes(c, []byte(hostName()))
@@ -208,8 +211,8 @@ func Same(c Comm, what string, fields ...Field) error {
 }
 
 // listDifference returns the error for a list that differs between ranks. It names the first number
-// that differs from rank 0's. Collective over c.
-func listDifference(c Comm, what string, f Field) error {
+// that differs from rank 0's. given: rank 0 has a list. Collective over c.
+func listDifference(c Comm, what string, f Field, given bool) error {
 	first, err := BroadcastBytes(c, tensor.OfInt64(f.list, int64(len(f.list))).RawBytes(), 0)
 	if err != nil {
 		return err
@@ -220,9 +223,9 @@ func listDifference(c Comm, what string, f Field) error {
 		root[i] = int64(binary.LittleEndian.Uint64(first[8*i:]))
 	}
 	switch at := 0; {
-	case len(f.list) == 0 && len(root) > 0:
+	case f.list == nil && given:
 		mine = fmt.Sprintf("%s is not given on rank %d and has %d entries on rank 0", f.Name, c.Rank(), len(root))
-	case len(f.list) > 0 && len(root) == 0:
+	case f.list != nil && !given:
 		mine = fmt.Sprintf("%s has %d entries on rank %d and is not given on rank 0", f.Name, len(f.list), c.Rank())
 	default:
 		for at < min(len(root), len(f.list)) && root[at] == f.list[at] {

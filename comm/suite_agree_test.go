@@ -116,6 +116,8 @@ func suiteSameLists(c Comm, bad int) error {
 		{[]int64{0, 4, 7}, []int64{0, 4}, "starts has 2 entries on rank %d and 3 on rank 0"},
 		{nil, []int64{0, 4}, "starts has 2 entries on rank %d and is not given on rank 0"},
 		{[]int64{0, 4}, nil, "starts is not given on rank %d and has 2 entries on rank 0"},
+		{nil, []int64{}, "starts has 0 entries on rank %d and is not given on rank 0"},
+		{[]int64{}, nil, "starts is not given on rank %d and has 0 entries on rank 0"},
 		{[]int64{0, 4}, []int64{0, 4}, ""},
 	} {
 		list := x.root
