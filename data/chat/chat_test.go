@@ -317,6 +317,24 @@ func TestArgumentsInStrings(t *testing.T) {
 	}
 }
 
+// Arguments that are not JSON stay the string of the record, also if they begin with an object.
+func TestArgumentsThatAreNotJSON(t *testing.T) {
+	for _, arguments := range []string{`{"a": 1}}`, `{"a": 1}]`, `{"a": 1} b`, `{"a": 1`} {
+		call, err := json.Marshal(arguments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		record := `{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "tool_calls": [` +
+			`{"function": {"name": "ask", "arguments": ` + string(call) + `}}]}]}`
+		got := trainedTexts(t, `{% for m in messages %}{% if m.tool_calls %}<a>`+
+			`{% set a = m.tool_calls[0].function.arguments %}{{ a if a is string else a | tojson }}</s>{% else %}{{ '<u>' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}`,
+			Options{Special: []string{"<a>", "<u>", "</s>"}}, record)
+		if want := []string{arguments + "</s>"}; !reflect.DeepEqual(got, want) {
+			t.Errorf("trained %q, want %q", got, want)
+		}
+	}
+}
+
 // The turn of an assistant ends with the end mark that stands behind its end token, as in Command
 // A.
 func TestEndMarkBehindEndToken(t *testing.T) {

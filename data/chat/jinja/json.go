@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"sort"
 	"strconv"
@@ -185,7 +186,7 @@ func FromJSON(text []byte, mark Mark, depth int) (Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.More() {
+	if _, err := d.Token(); err != io.EOF { // d.More takes a closing bracket for the end
 		return nil, errors.New("there is more text behind the value")
 	}
 	return v, nil
