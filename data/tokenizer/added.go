@@ -26,6 +26,11 @@ func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) 
 		if t.Content == "" {
 			continue
 		}
+		if len(t.Content) > maxContent { // the search takes as many steps at each byte of a text
+			return nil, status.Errorf(status.Unsupported,
+				"added_tokens: a token is %s, at most %d bytes are supported; %s", input.Quote(t.Content), maxContent,
+				notbuilt.ManyAddedTokens.Instead)
+		}
 		if bytes += len(t.Content); bytes > maxAdded {
 			return nil, status.Errorf(status.Unsupported,
 				"added_tokens: %s and the tokens before it have more than %d bytes, which is not supported; %s",
@@ -152,6 +157,9 @@ func (a *added) split(t *trie, starts *[256]bool, p segment, text func(segment) 
 		}
 		if tok.LStrip {
 			start = max(start, done)
+		}
+		if tok.RStrip { // from end to done there is whitespace that the token before this one has taken
+			stop = max(stop, done)
 		}
 		for tok.RStrip && isClass(p.text[stop:], false, spaceBits) {
 			_, n := utf8.DecodeRune(p.text[stop:])

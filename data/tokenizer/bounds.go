@@ -9,7 +9,8 @@ import (
 // few lines could use unlimited memory: forty Replaces of "e" by "ee" make 2^40 bytes of one.
 const (
 	maxComponents = 32 // of a normalizer, pre-tokenizer or decoder, with the members of Sequences
-	// bytes of the text that Replace and Prepend insert, and of a prefix or suffix of the model
+	// bytes of the text that Replace and Prepend insert, of a prefix or suffix of the model, of an
+	// added token
 	maxContent = 1 << 10
 	maxPattern = 1 << 14 // bytes of a pattern
 	maxAdded   = 1 << 20 // bytes of all added tokens together

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,6 +19,12 @@ func TestBounds(t *testing.T) {
 	sequence := func(n int, p object) object {
 		return object{"type": "Sequence", "normalizers": slices.Repeat([]any{p}, n),
 			"pretokenizers": slices.Repeat([]any{p}, n), "decoders": slices.Repeat([]any{p}, n)}
+	}
+	added := func(n int) (all []any) {
+		for i := range n {
+			all = append(all, object{"content": fmt.Sprintf("%01000d", i)})
+		}
+		return all
 	}
 	put := func(key string, x any) func(object) { return func(f object) { f[key] = x } }
 	long := strings.Repeat("é", 1<<20)
@@ -53,8 +60,9 @@ func TestBounds(t *testing.T) {
 		"a long prefix": {func(f object) { f["model"].(object)["continuing_subword_prefix"] = long }, "",
 			"model.continuing_subword_prefix is"},
 		"a long added token": {put("added_tokens", []any{object{"id": 4, "content": long}}), "",
-			"have more than 1048576 bytes"},
-		"a long eos": {func(f object) { f["model"].(object)["type"] = long }, "", "(2097152 bytes)"},
+			"(2097152 bytes), at most 1024 bytes"},
+		"1100 added tokens": {put("added_tokens", added(1100)), "", "have more than 1048576 bytes"},
+		"a long eos":        {func(f object) { f["model"].(object)["type"] = long }, "", "(2097152 bytes)"},
 	} {
 		f := small()
 		x.change(f)

@@ -90,6 +90,18 @@ func TestAddedWhitespace(t *testing.T) {
 	}
 }
 
+// An added token of whitespace reads a long run of whitespace once, not once for each of its
+// characters: that would take hours here.
+func TestLongWhitespace(t *testing.T) {
+	f := small()
+	f["added_tokens"] = []any{object{"content": " ", "lstrip": true, "rstrip": true}}
+	tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
+	text := "a" + strings.Repeat(" ", 1<<20) + "b"
+	if got := encode(t, tok, []byte(text)); !slices.Equal(got, []int32{0, 4, 1}) {
+		t.Errorf("%d ids, want 3", len(got))
+	}
+}
+
 // Encode does not change the ids in dst.
 func TestEncodeAppends(t *testing.T) {
 	tok := open(t, filepath.Join(goldens(), "llama3"))
