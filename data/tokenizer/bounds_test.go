@@ -116,6 +116,21 @@ func TestExponentialPatterns(t *testing.T) {
 	}
 }
 
+// A lookbehind counts the characters that it steps back.
+func TestLongLookbehind(t *testing.T) {
+	f := small()
+	f["pre_tokenizer"] = split("(?<=(?:a{1000}){8}).")
+	tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
+	for _, c := range []struct {
+		text int
+		code status.Code
+	}{{1000, status.OK}, {8000, status.Unsupported}} {
+		if _, err := tok.Encode(nil, []byte(strings.Repeat("b", c.text))); status.Of(err) != c.code {
+			t.Errorf("%d bytes: %v, want the code %v", c.text, err, c.code)
+		}
+	}
+}
+
 // A repeated key is refused, in the file and in the vocabulary.
 func TestRepeatedKeys(t *testing.T) {
 	for _, text := range []string{

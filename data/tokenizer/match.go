@@ -146,6 +146,7 @@ func (p *program) lookaround(m *matcher, text []byte, in *inst, pos int) bool {
 	for _, chars := range in.behind {
 		from := pos
 		for ; chars > 0 && from > 0; chars-- {
+			m.steps++
 			_, n := utf8.DecodeLastRune(text[:from])
 			from -= n
 		}
