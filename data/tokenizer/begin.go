@@ -11,8 +11,8 @@ import (
 // postProcessor is the post_processor of a file. Only the special tokens that a TemplateProcessing
 // puts before a text have an effect here.
 type postProcessor struct {
-	Kind       string            `json:"type"`
-	Processors []json.RawMessage `json:"processors"` // of a Sequence
+	Kind       string          `json:"type"`
+	Processors []postProcessor `json:"processors"` // of a Sequence
 	Single     []struct {
 		Special *struct {
 			Name string `json:"id"`
@@ -23,18 +23,24 @@ type postProcessor struct {
 	} `json:"special_tokens"`
 }
 
-// readBegin returns the ids that a post-processor puts before a text. ids are less than size. adds
-// reports whether it puts tokens before or behind a text.
-func readBegin(raw json.RawMessage, size int64) (begin []int32, adds bool, err error) {
+// readBegin returns the ids that a post-processor puts before a text. ids are less than size.
+func readBegin(raw json.RawMessage, size int64) (begin []int32, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
-		return nil, false, nil
+		return nil, nil
 	}
 	var p postProcessor
 	if err := input.JSON(raw, &p); err != nil {
-		return nil, false, status.Errorf(status.InvalidConfig, "post_processor: %w", err)
+		return nil, status.Errorf(status.InvalidConfig, "post_processor: %w", err)
 	}
-	for _, member := range p.Processors { // only the first that adds tokens has an effect
-		if begin, adds, err = readBegin(member, size); adds || err != nil {
+	begin, _, err = p.begin(size)
+	return begin, err
+}
+
+// begin returns the ids that the post-processor puts before a text. adds reports whether it puts
+// tokens before or behind a text.
+func (p *postProcessor) begin(size int64) (begin []int32, adds bool, err error) {
+	for i := range p.Processors { // only the first that adds tokens has an effect
+		if begin, adds, err = p.Processors[i].begin(size); adds || err != nil {
 			return begin, adds, err
 		}
 	}

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"fmt"
 	"runtime"
 	"slices"
@@ -113,6 +114,21 @@ func TestExponentialPatterns(t *testing.T) {
 				t.Errorf("%s in a %s, the next text: %v", pattern, key, err)
 			}
 		}
+	}
+}
+
+// A nested post-processor is decoded once, not once for each of the Sequences around it.
+func TestNestedPostProcessors(t *testing.T) {
+	f := small()
+	f["post_processor"] = json.RawMessage(strings.Repeat(`{"type": "Sequence", "processors": [`, 4000) +
+		strings.Repeat("]}", 4000))
+	path := write(t, t.TempDir(), "tokenizer.json", f)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	open(t, path)
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 100<<20 {
+		t.Errorf("%d bytes were allocated", n)
 	}
 }
 

@@ -150,7 +150,7 @@ func (t *Tokenizer) read(text []byte) error {
 	for id := range t.added.tokens {
 		t.size = max(t.size, int64(id)+1)
 	}
-	if t.begin, _, err = readBegin(f.Post, t.size); err != nil {
+	if t.begin, err = readBegin(f.Post, t.size); err != nil {
 		return err
 	}
 	if err := checkConfig(filepath.Dir(t.path), func(token string) bool {
