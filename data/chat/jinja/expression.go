@@ -3,6 +3,7 @@ package jinja
 import (
 	"math/big"
 	"strconv"
+	"strings"
 )
 
 // expression reads an expression, with a condition.
@@ -172,11 +173,12 @@ func (p *parser) primary() expr {
 		}
 		return &nameExpr{t.text, t.line}
 	case tokString:
-		s := t.text
+		var s strings.Builder
+		s.WriteString(t.text)
 		for p.peek().kind == tokString {
-			s += p.next().text
+			s.WriteString(p.next().text)
 		}
-		return &literal{Text{S: s}}
+		return &literal{Text{S: s.String()}}
 	case tokInt:
 		n, ok := new(big.Int).SetString(t.text, 0)
 		if trimmed := t.text; !ok { // 007 is 7

@@ -3,6 +3,7 @@ package jinja
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -154,6 +155,20 @@ func TestTemplatesThatDoNotEnd(t *testing.T) {
 		if got, err := render(src, nil); err == nil {
 			t.Errorf("%.60s: %d bytes; want an error", src, len(got.S))
 		}
+	}
+}
+
+// Neighbouring strings are joined once.
+func TestManyStrings(t *testing.T) {
+	src := "{{ " + strings.Repeat("'a' ", 100_000) + "}}"
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if got, err := render(src, nil); err != nil || len(got.S) != 100_000 {
+		t.Errorf("%d bytes, %v", len(got.S), err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 100<<20 {
+		t.Errorf("%d bytes were allocated", n)
 	}
 }
 
