@@ -6,8 +6,9 @@ func (in *interp) textOf(line int, v Value) Text {
 	return textOf(v)
 }
 
-// key returns a key of a dict, after it has counted the elements of which its hash is made.
+// key returns a key of a dict, after it has counted what its hash is made of.
 func (in *interp) key(line int, key Value) Value {
+	in.readText(line, key)
 	if l, ok := key.(*List); ok && l.tuple {
 		in.visit(line, key)
 	}

@@ -80,6 +80,7 @@ func (in *interp) item(line int, of, key Value) Value {
 			return v
 		}
 	}
+	in.readText(line, of)
 	l, isList := of.(*List)
 	if i, _, whole, ok := number(key); ok && whole && !(isList && l.unindexed != 0) {
 		n, _ := length(of)

@@ -145,6 +145,8 @@ func TestTemplatesThatDoNotEnd(t *testing.T) {
 		"{{ ('%s' * 10000) % (('x' * 10000,) * 10000) }}", "{{ ['x' * 10000] * 10000 }}",
 		"{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{% if s.isdigit() %}{% endif %}{% endfor %}",
 		"{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{% if s is lower %}{% endif %}{% endfor %}",
+		"{% set s = 'x' * 400000 %}{% for i in range(99999) %}{% if s[0] %}{% endif %}{% endfor %}",
+		"{% set s = 'x' * 400000 %}{% set d = {s: 1} %}{% for i in range(99999) %}{% if d[s] %}{% endif %}{% endfor %}",
 		"{{ (['x' * 1000000] * 50000) | sort | length }}",
 		"{{ " + nested + " }}", "{{ " + strings.Repeat("-", 10_000) + "1 }}",
 		"{{ " + strings.Repeat("not ", 10_000) + "1 }}", strings.Repeat("{% if 1 %}", 10_000),
