@@ -163,7 +163,7 @@ func (e *binaryExpr) integers(i, j int64) Value {
 		return r
 	}
 	if j < 0 {
-		return math.Pow(float64(i), float64(j))
+		return e.floats(float64(i), float64(j))
 	}
 	switch {
 	case j == 0 || i == 1 || i == -1 && j%2 == 0:
@@ -193,9 +193,34 @@ func (e *binaryExpr) floats(x, y float64) Value {
 	case "/":
 		return x / y
 	case "//":
-		return math.Floor(x / y)
+		quotient, _ := divided(x, y)
+		return quotient
 	case "%":
-		return x - y*math.Floor(x/y)
+		_, rest := divided(x, y)
+		return rest
+	}
+	switch {
+	case x == 0 && y < 0:
+		fail(e.line, "division by zero")
+	case x < 0 && y != math.Trunc(y):
+		fail(e.line, "%v ** %v is not a real number", x, y)
 	}
 	return math.Pow(x, y)
+}
+
+// divided returns Python's x // y and x % y. The rest is exact, so 1.0 // 0.1 is 9 and not 10: the
+// float 0.1 is a little more than a tenth.
+func divided(x, y float64) (quotient, rest float64) {
+	rest = math.Mod(x, y)
+	quotient = math.Round((x - rest) / y)
+	switch {
+	case rest == 0:
+		rest = math.Copysign(0, y)
+	case (rest < 0) != (y < 0):
+		quotient, rest = quotient-1, rest+y
+	}
+	if quotient == 0 {
+		quotient = math.Copysign(0, x/y)
+	}
+	return quotient, rest
 }

@@ -249,13 +249,15 @@ func (e *negExpr) eval(in *interp) Value {
 		refuseUndefined(e.line, v)
 		fail(e.line, "%s has no sign", typeName(v))
 	}
-	if !e.plus {
-		i, x = -i, -x
-	}
-	if whole {
+	switch {
+	case whole && e.plus:
 		return i
+	case whole:
+		return (&binaryExpr{op: "-", line: e.line}).integers(0, i)
+	case e.plus:
+		return x
 	}
-	return x
+	return -x
 }
 
 func (e *logicExpr) eval(in *interp) Value {

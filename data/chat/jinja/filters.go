@@ -88,8 +88,10 @@ func init() {
 			if !ok {
 				fail(c.line, "abs: %s is not a number", typeName(v))
 			}
-			if whole {
-				return max(i, -i)
+			if whole && i < 0 {
+				return (&binaryExpr{op: "-", line: c.line}).integers(0, i)
+			} else if whole {
+				return i
 			}
 			return math.Abs(x)
 		},
