@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"errors"
 	"math"
 	"math/big"
 	"slices"
@@ -214,12 +215,13 @@ func toInt(c *call, v Value) Value {
 		} else if ok {
 			return Number(n.String())
 		}
-		if x, err := strconv.ParseFloat(digits, 64); err == nil && !math.IsInf(x, 0) && !math.IsNaN(x) {
+		if x, ok := floatOf(digits); ok && !math.IsInf(x, 0) && !math.IsNaN(x) {
 			return truncated(x)
 		}
 	case Number:
 		return v
 	default:
+		refuseUndefined(c.line, v)
 		if i, x, whole, ok := number(v); ok && whole {
 			return i
 		} else if ok && !math.IsInf(x, 0) && !math.IsNaN(x) {
@@ -240,7 +242,7 @@ func truncated(x float64) Value {
 func toFloat(c *call, v Value) Value {
 	otherwise := c.arg(0, "default", 0.0)
 	if t, ok := v.(Text); ok {
-		if x, err := strconv.ParseFloat(strings.TrimSpace(t.S), 64); err == nil {
+		if x, ok := floatOf(strings.TrimSpace(t.S)); ok {
 			return x
 		}
 	} else if n, ok := v.(Number); ok {
@@ -250,7 +252,15 @@ func toFloat(c *call, v Value) Value {
 	} else if _, x, _, ok := number(v); ok {
 		return x
 	}
+	refuseUndefined(c.line, v)
 	return otherwise
+}
+
+// floatOf returns Python's float(s), which is infinite if s is out of range, and knows no
+// hexadecimal numbers.
+func floatOf(s string) (float64, bool) {
+	x, err := strconv.ParseFloat(s, 64)
+	return x, (err == nil || errors.Is(err, strconv.ErrRange)) && !strings.ContainsAny(s, "xX")
 }
 
 func round(c *call, v Value) Value {
