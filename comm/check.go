@@ -1,6 +1,8 @@
 package comm
 
 import (
+	"math"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -61,13 +63,15 @@ func checkRows(op, name string, t tensor.Tensor, rows []int64, size int) error {
 		return status.Errorf(status.InvalidArgument,
 			"%s: %d row counts for %s on %d ranks; give one count for each rank", op, len(rows), name, size)
 	}
+	sum := int64(0)
 	for j, r := range rows {
 		if r < 0 {
 			return status.Errorf(status.InvalidArgument, "%s: %d rows of %s for rank %d; a count is 0 or more", op,
 				r, name, j)
 		}
+		sum = min(sum, math.MaxInt64-r) + r // does not overflow
 	}
-	return checkRowCount(op, name, t, total(rows))
+	return checkRowCount(op, name, t, sum)
 }
 
 func checkRowCount(op, name string, t tensor.Tensor, rows int64) error {
