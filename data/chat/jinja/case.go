@@ -77,6 +77,19 @@ func caseIgnorable(r rune) bool {
 		strings.ContainsRune("'.:·\u0387\u055f\u05f4‘’\u2024\u2027︓﹒﹕＇．：", r)
 }
 
+// hasCase returns Python's s.islower() or s.isupper(): whether s has characters with a case, and
+// all of them have the given one.
+func hasCase(s string, tables ...*unicode.RangeTable) (found bool) {
+	for _, r := range s {
+		is := unicode.In(r, tables...)
+		if !is && cased(r) {
+			return false
+		}
+		found = found || is
+	}
+	return found
+}
+
 // lowerOf returns a string in lower case.
 func lowerOf(s string) string { return Text{S: s}.eachRune(lower).S }
 

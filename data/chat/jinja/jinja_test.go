@@ -91,6 +91,8 @@ func TestForms(t *testing.T) {
 		"{{ lines.splitlines() }} {{ lines.splitlines(true) | length }}":                                                                            "['a', 'b', '', '', 'c'] 5",
 		"{{ 1e20 | int }} {{ '123456789012345678901' | int }} {{ 'x' | int(4) }} {{ '-7' | int }}":                                                  "100000000000000000000 123456789012345678901 4 -7",
 		"{{ '0x1p4' | float }} {{ '0x1p4' | int }} {{ '1e400' | float }} {{ '-1e400' | int(3) }}":                                                   "0.0 0 inf 3",
+		"{% for x in ['ß', 'aß', 'ª', 'ʰ', 'Aß', '1', 'ⓐ'] %}{{ x is lower }} {% endfor %}":                                                         "True True True True False False True ",
+		"{% for x in ['ẞ', 'AB1', 'ǅ', 'Ⅷ', 'Ab', ''] %}{{ x is upper }} {% endfor %}":                                                              "True True False True False False ",
 		"{{ '%d' % 3.7 }} {{ '%s-%d' % ('a', true) }} {{ 'a' % {} }}":                                                                               "3 a-1 a",
 		"{{ l | select('>', 1) | list }} {{ x | rejectattr('a', '==', 1) | list }} {{ l | select('<=', 2) | list }}":                                "[3, 2] [{'a': 2}] [1, 2]",
 		"{% if x | selectattr('a', 'eq', 9) %}an iterator is true{% endif %}":                                                                       "an iterator is true",

@@ -1,6 +1,6 @@
 package jinja
 
-import "strings"
+import "unicode"
 
 // test returns whether a value passes a test (`x is name`).
 func (in *interp) test(line int, name string, v Value, args []Value) bool {
@@ -84,9 +84,9 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		}
 		return integer()%j == 0
 	case "lower":
-		return text() == strings.ToLower(text()) && strings.ToUpper(text()) != text()
+		return hasCase(text(), unicode.Ll, unicode.Other_Lowercase)
 	case "upper":
-		return text() == strings.ToUpper(text()) && strings.ToLower(text()) != text()
+		return hasCase(text(), unicode.Lu, unicode.Other_Uppercase)
 	case "in":
 		return in.contains(line, arg(), v)
 	case "eq", "equalto", "==":
