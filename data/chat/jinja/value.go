@@ -52,8 +52,14 @@ type Dict struct {
 // NewDict returns an empty Dict.
 func NewDict() *Dict { return &Dict{index: map[any]int{}} }
 
-// hashOf returns what a key of a dict is compared by. 1, 1.0 and True are the same key.
-func hashOf(key Value) (any, bool) {
+// hashOf returns what a key of a dict is compared by. 1, 1.0 and True are the same key, also inside
+// of tuples.
+func hashOf(key Value) (any, bool) { return hashBelow(key, 0) }
+
+// tupleHash has the hashes of the elements of a tuple, each with its type and length.
+type tupleHash string
+
+func hashBelow(key Value, depth int) (any, bool) {
 	switch k := key.(type) {
 	case nil:
 		return nil, true
@@ -74,9 +80,19 @@ func hashOf(key Value) (any, bool) {
 	case Number:
 		return k, true
 	case *List:
-		if k.tuple {
-			return Repr(k), true
+		if !k.tuple || depth > maxNesting {
+			return nil, false
 		}
+		var b strings.Builder
+		for _, x := range k.Items {
+			h, ok := hashBelow(x, depth+1)
+			if !ok {
+				return nil, false
+			}
+			text := fmt.Sprint(h)
+			fmt.Fprintf(&b, "%T %d %s", h, len(text), text)
+		}
+		return tupleHash(b.String()), true
 	}
 	return nil, false
 }
