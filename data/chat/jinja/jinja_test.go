@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 )
 
 func render(src string, vars *Dict) (Text, error) {
@@ -178,6 +179,18 @@ func TestManyStrings(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > 100<<20 {
 		t.Errorf("%d bytes were allocated", n)
+	}
+}
+
+// strftime_now has no time zone, as Python's datetime.now().
+func TestTimeZone(t *testing.T) {
+	template, err := Parse("{{ strftime_now('%H:%M|%Z|%z') }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := func() time.Time { return time.Date(2026, 3, 9, 8, 5, 7, 0, time.FixedZone("CET", 3600)) }
+	if got, err := template.Render(NewDict(), now, DefaultLimits(0)); err != nil || got.S != "08:05||" {
+		t.Errorf("%q, %v", got.S, err)
 	}
 }
 

@@ -443,7 +443,8 @@ func lines(t Text, do func(at, end, next int)) {
 func strftime(line int, t time.Time, format string) string {
 	layouts := map[byte]string{'d': "02", 'm': "01", 'Y': "2006", 'y': "06", 'b': "Jan", 'h': "Jan", 'B': "January",
 		'a': "Mon", 'A': "Monday", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002", 'F': "2006-01-02",
-		'T': "15:04:05", 'R': "15:04", 'D': "01/02/06", 'e': "_2", 'Z': "MST", 'z': "-0700"}
+		'T': "15:04:05", 'R': "15:04", 'D': "01/02/06", 'e': "_2",
+		'Z': "", 'z': ""} // now() of Python has no time zone
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {
 		if format[i] != '%' || i+1 == len(format) {
