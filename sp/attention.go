@@ -232,8 +232,8 @@ func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
 // ReserveFor is Reserve for one batch.
 func (p *Plan) ReserveFor(b *Batch) error { return p.reserve(p.mostWire(b)) }
 
-// reserve reserves buffers for all-to-alls of so many bytes. A ring has three in progress: keys of
-// the next step, and gradients of the last.
+// reserve reserves buffers for all-to-alls of so many bytes. A ring has two in progress: the keys
+// of the next step, and the gradients of the last.
 func (p *Plan) reserve(bytes int64) error {
 	n := 1
 	if p.ring > 1 {
