@@ -86,31 +86,49 @@ func Agree(c Comm, err error) error {
 	return e
 }
 
-// AgreeAfter calls f and returns what Agree returns for its error. While f runs on some ranks, all
-// ranks communicate every second, so that no rank waits in one call for as long as f may take
-// elsewhere, which would end the job (Watch). f runs in a goroutine, and must not communicate.
-// Collective over c.
-func AgreeAfter(c Comm, f func() error) (err error) {
-	ended := make(chan struct{})
+// roundTime is the time between two rounds of Rounds. A rank that waited in one call for as long as
+// work takes on another would end the job (Watch).
+const roundTime = time.Second
+
+// Rounds runs work, which must not communicate, in a goroutine, and meanwhile calls round every
+// second, until it returns done or an error. ended says that work has ended on this rank. round is
+// collective; it says that it is done once work has ended on all ranks, and ends work early if it
+// fails. Rounds returns its error after work has ended. Collective.
+func Rounds(work func(), round func(ended bool) (done bool, err error)) (err error) {
+	finished := make(chan struct{})
 	go func() {
-		err = f()
-		close(ended)
+		work()
+		close(finished)
 	}()
-	for running := true; running; {
-		state := []byte{0}
+	for done := false; !done && err == nil; {
+		ended := false
 		select {
-		case <-ended:
-		case <-time.After(time.Second):
-			state[0] = 1
+		case <-finished:
+			ended = true
+		case <-time.After(roundTime):
 		}
-		all, e := GatherBytes(c, state)
-		if e != nil {
-			<-ended
-			return e
-		}
-		running = slices.ContainsFunc(all, func(b []byte) bool { return b[0] == 1 })
+		done, err = round(ended)
 	}
-	return Agree(c, err)
+	<-finished
+	return err
+}
+
+// AgreeAfter calls f and returns what Agree returns for its error. While f runs on some ranks, all
+// ranks communicate, as in Rounds. Collective over c.
+func AgreeAfter(c Comm, f func() error) error {
+	var own error
+	err := Rounds(func() { own = f() }, func(ended bool) (bool, error) {
+		state := []byte{'r'}
+		if ended {
+			state[0] = 'e'
+		}
+		all, err := GatherBytes(c, state)
+		return !slices.ContainsFunc(all, func(b []byte) bool { return b[0] == 'r' }), err
+	})
+	if err != nil {
+		return err
+	}
+	return Agree(c, own)
 }
 
 // place names a rank, with its host if the ranks are on several.

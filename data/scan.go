@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"slices"
 	"sync"
-	"time"
 	"unsafe"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 )
 
@@ -36,10 +36,6 @@ type unitBlocks struct {
 	starts []uint32 // positions in the blocks where documents start, if they are needed
 }
 
-// roundTime limits the time between two collective calls of a scan. A rank that waits longer than
-// the limit of its communicator would end the job. A unit may take longer: a .txt file is one.
-const roundTime = time.Second
-
 // maxWorkers limits the goroutines of a rank, and thereby the memory of their buffers.
 const maxWorkers = 16
 
@@ -56,35 +52,24 @@ func (o *opener) scan(files []format) (found []foundBlock, starts []uint32, err 
 	rank, size := o.rank()
 	share := func(r int64) int64 { return total/size*r + total%size*r/size }
 	s.lo, s.hi = share(rank), share(rank+1)
-	var wg sync.WaitGroup
-	for range max(1, min(o.Workers, maxWorkers)) {
-		d := o.decoder()
-		defer d.close()
-		wg.Go(func() {
-			for s.scanUnit(d) {
-			}
-		})
-	}
-	ended := make(chan struct{})
-	go func() { wg.Wait(); close(ended) }()
-	for done := false; !done; {
-		if done, err = s.done(waited(ended, roundTime)); err != nil {
-			s.stop()
-			<-ended
-			return nil, nil, err
-		}
+	if err := comm.Rounds(s.scanUnits, s.done); err != nil {
+		return nil, nil, err
 	}
 	return s.gatherBlocks()
 }
 
-// waited waits until a channel is closed, but at most d. It reports whether the channel is closed.
-func waited(c <-chan struct{}, d time.Duration) bool {
-	select {
-	case <-c:
-		return true
-	case <-time.After(d):
-		return false
+// scanUnits scans all units of this rank.
+func (s *scan) scanUnits() {
+	var wg sync.WaitGroup
+	for range max(1, min(s.Workers, maxWorkers)) {
+		wg.Go(func() {
+			d := s.decoder()
+			defer d.close()
+			for s.scanUnit(d) {
+			}
+		})
 	}
+	wg.Wait()
 }
 
 // stop ends the scan of this rank after the units that are being scanned.
@@ -157,6 +142,7 @@ func (s *scan) done(ended bool) (bool, error) {
 	s.mu.Unlock()
 	all, err := s.gather(state)
 	if err != nil {
+		s.stop()
 		return false, err
 	}
 	rank, _ := s.rank()
