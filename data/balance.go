@@ -1,6 +1,7 @@
 package data
 
 import (
+	"container/heap"
 	"slices"
 	"sort"
 )
@@ -30,13 +31,14 @@ func Balance(lengths []int64, replicas int, budget int64, cost func(tokens int64
 	most := (len(bins) + replicas - 1) / replicas
 	// A lower bound: a bin has at most budget tokens, and at most budget/n of the sequences that
 	// have n tokens or more.
+	costs := make([]float64, len(lengths))
 	least := int(total / budget)
 	for i, s := range order {
 		each := int(budget / max(1, lengths[s]))
-		least = max(least, (i+each)/each)
+		costs[s], least = cost(lengths[s]), max(least, (i+each)/each)
 	}
 	for n := max(1, (least+replicas-1)/replicas); n <= most; n++ {
-		if b := leastCost(lengths, order, budget, n*replicas, cost); b != nil {
+		if b := leastCost(lengths, order, budget, n*replicas, costs); b != nil {
 			return arrange(b, replicas)
 		}
 	}
@@ -50,23 +52,53 @@ type bin struct {
 	cost      float64
 }
 
-// leastCost assigns each sequence to the bin of least cost among the n bins that have room. It
-// returns nil if a sequence has no room. There are at least n sequences, so no bin stays empty.
-func leastCost(lengths []int64, order []int, budget int64, n int, cost func(int64) float64) []bin {
+// leastCost assigns each sequence to the bin of least cost among the n bins that have room, the
+// first of several. It returns nil if a sequence has no room. There are at least n sequences, so no
+// bin stays empty.
+//
+// A bin without room waits until the sequences are short enough. It then has room until it gets
+// one, because lengths decrease; each sequence therefore moves at most one bin there and back.
+func leastCost(lengths []int64, order []int, budget int64, n int, costs []float64) []bin {
 	bins := make([]bin, n)
+	open := binHeap{before: func(a, b int) bool {
+		return bins[a].cost < bins[b].cost || bins[a].cost == bins[b].cost && a < b
+	}}
+	waiting := binHeap{before: func(a, b int) bool { return bins[a].tokens < bins[b].tokens }}
+	for i := range bins {
+		open.bins = append(open.bins, i)
+	}
 	for _, s := range order {
-		to := -1
-		for i := range bins {
-			if bins[i].tokens+lengths[s] <= budget && (to < 0 || bins[i].cost < bins[to].cost) {
-				to = i
-			}
+		for waiting.Len() > 0 && bins[waiting.bins[0]].tokens+lengths[s] <= budget {
+			heap.Push(&open, heap.Pop(&waiting))
 		}
-		if to < 0 {
+		for open.Len() > 0 && bins[open.bins[0]].tokens+lengths[s] > budget {
+			heap.Push(&waiting, heap.Pop(&open))
+		}
+		if open.Len() == 0 {
 			return nil
 		}
-		bins[to].add(s, lengths[s], cost(lengths[s]))
+		bins[open.bins[0]].add(s, lengths[s], costs[s])
+		heap.Fix(&open, 0)
 	}
 	return bins
+}
+
+// binHeap is a heap of bins, the first one by before at its top.
+type binHeap struct {
+	bins   []int
+	before func(a, b int) bool
+}
+
+func (h *binHeap) Len() int           { return len(h.bins) }
+func (h *binHeap) Less(i, j int) bool { return h.before(h.bins[i], h.bins[j]) }
+func (h *binHeap) Swap(i, j int)      { h.bins[i], h.bins[j] = h.bins[j], h.bins[i] }
+func (h *binHeap) Push(x any)         { h.bins = append(h.bins, x.(int)) }
+
+func (h *binHeap) Pop() any {
+	last := len(h.bins) - 1
+	x := h.bins[last]
+	h.bins = h.bins[:last]
+	return x
 }
 
 // firstFit assigns each sequence to the first bin that has room. It needs at most 11/9 of the

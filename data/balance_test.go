@@ -1,10 +1,12 @@
 package data
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -70,6 +72,50 @@ func TestBalance(t *testing.T) {
 			!reflect.DeepEqual(batches, Balance(lengths, replicas, budget, square)) {
 			t.Fatalf("%v micro-batches, at least %v: %v", n, least, batches)
 		}
+	}
+}
+
+// leastCost finds the bins that a search through all of them finds.
+func TestLeastCost(t *testing.T) {
+	r := rand.New(rand.NewSource(3))
+	for range 3000 {
+		budget, n := int64(1+r.Intn(40)), 1+r.Intn(9)
+		lengths, costs, order := make([]int64, n+r.Intn(40)), make([]float64, 0), []int(nil)
+		for i := range lengths {
+			lengths[i] = r.Int63n(min(budget, 1+r.Int63n(budget))) + r.Int63n(2)
+			order, costs = append(order, i), append(costs, float64(r.Intn(1+r.Intn(50))))
+		}
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(lengths[b], lengths[a]) })
+		want := make([]bin, n)
+		for _, s := range order {
+			to := -1
+			for i := range want {
+				if want[i].tokens+lengths[s] <= budget && (to < 0 || want[i].cost < want[to].cost) {
+					to = i
+				}
+			}
+			if to < 0 {
+				want = nil
+				break
+			}
+			want[to].add(s, lengths[s], costs[s])
+		}
+		if got := leastCost(lengths, order, budget, n, costs); !reflect.DeepEqual(got, want) {
+			t.Fatalf("lengths %v, budget %d, costs %v: %v, want %v", lengths, budget, costs, got, want)
+		}
+	}
+}
+
+// Mixed lengths near a third of the budget need many attempts, each of which must not compare every
+// sequence with every micro-batch.
+func BenchmarkBalance(b *testing.B) {
+	r := rand.New(rand.NewSource(4))
+	lengths := make([]int64, 16384)
+	for i := range lengths {
+		lengths[i] = 2500 + r.Int63n(1200)
+	}
+	for b.Loop() {
+		Balance(lengths, 8, 9000, func(n int64) float64 { return float64(n) * float64(n) })
 	}
 }
 
