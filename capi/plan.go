@@ -58,7 +58,7 @@ func (c *context) readAttentionDesc(op string, desc unsafe.Pointer) (d cAttentio
 	}
 	l = sp.Layer{Heads: d.heads, KVHeads: d.kv_heads, Dim: d.head_dim, VDim: d.v_dim, Causal: d.flags&flagCausal != 0,
 		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0,
-		Ring: c.ring, Gather: d.flags&flagGatherKeys != 0}
+		Ring: c.ring, Gather: d.flags&flagGatherKeys != 0, Overlapped: d.flags&flagOverlap != 0}
 	if l.KVHeads == 0 {
 		l.KVHeads = l.Heads
 	}

@@ -31,8 +31,9 @@
  *   Asynchronous calls allocate nothing, compile nothing and do not wait for the device, because
  *   making plans and batches does this. There are three exceptions. ULYSSES_COMM_HOST with several
  *   ranks waits until the data to send has left the GPU, and allocates pinned memory for a reshard
- *   or halo larger than all before. ULYSSES_COMM_IPC allocates memory for the first requests that
- *   are in progress at the same time. A NULL workspace may grow, see the next paragraph.
+ *   or halo larger than all before, and for the first passes and requests that are in progress at
+ *   the same time. ULYSSES_COMM_IPC allocates memory for the first such requests. A NULL workspace
+ *   may grow, see the next paragraph.
  *
  * Workspace. `workspace` may always be NULL: the call then uses memory of the context. Plans and
  *   batches reserve this memory for attention and the gated delta rule. A layer, a reshard, a halo

@@ -68,7 +68,7 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 			sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
 				VDim: cfg.ValueDim(), DType: compute, Causal: true, Window: cfg.window(k), Scale: cfg.ScoreScale,
 				Softcap: cfg.ScoreSoftcap, Dropout: cfg.AttentionDropout, Sinks: cfg.Sinks(), Ring: p.ring,
-				Gather: p.gather})
+				Gather: p.gather, Overlapped: p.overlap && groups == 1})
 		if err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package sp
 import (
 	"slices"
 
-	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -217,60 +216,6 @@ func (p *Plan) passBytes(b *Batch, x *local, cuQ []int64, backward bool) int64 {
 		p.attention.CuK = nil
 	}
 	return p.dev.AttentionWorkspace(&p.attention, backward)
-}
-
-// Reserve makes the communicator allocate, before the first step, the buffers for batches of at
-// most these extents (comm.Reserve). Not collective.
-func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
-	most := int64(0)
-	if err := p.eachMax(batch, seq, kvSeq, func(b *Batch) { most = max(most, p.mostWire(b)) }); err != nil {
-		return err
-	}
-	return p.reserve(most)
-}
-
-// ReserveFor is Reserve for one batch.
-func (p *Plan) ReserveFor(b *Batch) error { return p.reserve(p.mostWire(b)) }
-
-// reserve reserves buffers for all-to-alls of so many bytes. A ring has two in progress: the keys
-// of the next step, and the gradients of the last.
-func (p *Plan) reserve(bytes int64) error {
-	n := 1
-	if p.ring > 1 {
-		n = 2
-	}
-	return comm.Reserve(p.comm, n, bytes)
-}
-
-// mostWire returns the bytes, sent and received, of the largest all-to-all.
-func (p *Plan) mostWire(b *Batch) int64 {
-	return max(p.wireBytes(b, false), p.wireBytes(b, true), p.ringWireBytes(b))
-}
-
-// wireBytes returns the bytes, sent and received, of the largest all-to-all of a pass between the
-// layouts of tokens and of attention.
-func (p *Plan) wireBytes(b *Batch, backward bool) int64 {
-	l, me, sch := p.layer, p.rank, p.placed(b)
-	n, m := sch.queries, sch.keys
-	var in, out, lse int64 // elements of a sequence, sent and received
-	for j := range p.size {
-		if j == me {
-			continue
-		}
-		q := p.query[j].n()*n.seqRows[j] + p.query[me].n()*n.headsRows[j]
-		k := p.key[j].n()*m.seqRows[j] + p.key[me].n()*m.headsRows[j]
-		in += q*l.Dim + k*(l.Dim+l.VDim)
-		out += q * l.VDim
-		lse += q
-	}
-	if backward {
-		lse = 0
-	}
-	size := l.DType.Size()
-	if p.lseWithOut() {
-		out += lse
-	}
-	return max(in*size, out*size, lse*tensor.F32.Size()) * b.spec.Batch
 }
 
 // lseWithOut reports whether one all-to-all moves both the LSE and the output. An all-to-all has

@@ -67,6 +67,8 @@ type Layer struct {
 	// step for each group while the step before computes. It needs memory for all keys.
 	Gather     bool
 	NoBackward bool // Backward is not called, and nothing is saved
+	// Overlapped makes Reserve count the all-to-alls of Overlap, three of which are in progress.
+	Overlapped bool
 	// Deterministic makes Backward bitwise reproducible. Kernels reports whether the device has
 	// kernels for it.
 	Deterministic bool
