@@ -38,8 +38,8 @@ func (o *opener) rank() (rank, size int64) {
 	return int64(o.Comm.Rank()), int64(o.Comm.Size())
 }
 
-// agreeOnFiles returns an error on all ranks if a rank cannot open its files. The error names the
-// rank, because other ranks may find these files on their machines. Collective.
+// agreeOnFiles returns an error on all ranks if a rank cannot open or read its files. The error
+// names the rank, because other ranks may read these files on their machines. Collective.
 func (o *opener) agreeOnFiles(err error) error {
 	if o.Comm == nil {
 		return err

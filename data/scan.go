@@ -199,7 +199,14 @@ func (s *scan) gatherBlocks() ([]foundBlock, []uint32, error) {
 				lines += x.lines
 			}
 		}
-		return nil, nil, f.located(s.files[f.File].path(), lines, docs)
+		err := f.located(s.files[f.File].path(), lines, docs)
+		if f.Code != status.IO {
+			return nil, nil, err
+		}
+		if rank, _ := s.rank(); rank != int64(r) {
+			err = nil
+		}
+		return nil, nil, s.agreeOnFiles(err)
 	}
 	return all, starts, nil
 }
