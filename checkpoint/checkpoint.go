@@ -297,11 +297,8 @@ func (d Dir) Finish(m *Manifest, keep int, replaced []int64) (left, err error) {
 		err = syncDir(temp)
 	}
 	if err == nil {
-		// An earlier run may have written a checkpoint of the same step.
 		if err = os.Rename(temp, d.Path(m.Step)); errors.Is(err, os.ErrExist) {
-			if left, err = removeFolder(d.Path(m.Step)); err == nil {
-				err = os.Rename(temp, d.Path(m.Step))
-			}
+			left, err = replaceFolder(d.Path(m.Step), temp) // an earlier run wrote a checkpoint of this step
 		}
 	}
 	if err == nil {
@@ -350,18 +347,13 @@ const oldSuffix = ".old"
 // removeAll is os.RemoveAll. Tests replace it.
 var removeAll = os.RemoveAll
 
-// removeFolder renames a folder to a name that is not a checkpoint, and then removes it. A folder
-// of a container's image, in the lower layer of overlayfs, cannot be renamed; without its manifest
-// it is not a checkpoint either. left is the error of removing what is no checkpoint any more: on
-// NFS, a file that a process has open keeps its folder. Clean removes it later.
+// removeFolder removes a checkpoint. It renames the folder to a name that is not a checkpoint, and
+// then removes it. A folder of a container's image, in the lower layer of overlayfs, cannot be
+// renamed; without its manifest it is not a checkpoint either. left is the error of removing what
+// is no checkpoint any more: on NFS, a file that a process has open keeps its folder. Clean removes
+// it later.
 func removeFolder(path string) (left, err error) {
-	hidden := ""
-	for i := 0; ; i++ { // one of the same step may be left
-		hidden = filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d%s", filepath.Base(path), i, oldSuffix))
-		if err = os.Rename(path, hidden); !errors.Is(err, fs.ErrExist) {
-			break
-		}
-	}
+	hidden, err := hide(path)
 	if errors.Is(err, syscall.EXDEV) {
 		hidden, err = path, os.Remove(filepath.Join(path, ManifestFile))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -372,6 +364,35 @@ func removeFolder(path string) (left, err error) {
 		return nil, err
 	}
 	return removeAll(hidden), nil
+}
+
+// replaceFolder removes a checkpoint, and renames the folder from to its name. The rename comes
+// first, because removing takes long, and a run that ends meanwhile must not lose both.
+func replaceFolder(path, from string) (left, err error) {
+	hidden, err := hide(path)
+	if errors.Is(err, syscall.EXDEV) {
+		if left, err = removeFolder(path); err == nil {
+			err = os.Rename(from, path)
+		}
+		return left, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Rename(from, path); err != nil {
+		return nil, errors.Join(err, os.Rename(hidden, path))
+	}
+	return removeAll(hidden), nil
+}
+
+// hide renames a folder to a name that is not a checkpoint, and returns it.
+func hide(path string) (hidden string, err error) {
+	for i := 0; ; i++ { // one of the same step may be left
+		hidden = filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d%s", filepath.Base(path), i, oldSuffix))
+		if err = os.Rename(path, hidden); !errors.Is(err, fs.ErrExist) {
+			return hidden, err
+		}
+	}
 }
 
 // syncDir waits until the entries of a folder are on disk. Some file systems refuse this for every

@@ -244,6 +244,35 @@ func TestOldCheckpointInUse(t *testing.T) {
 	}
 }
 
+// A checkpoint that replaces one of the same step has its name before the old one is removed.
+func TestReplacedCheckpointGoesLast(t *testing.T) {
+	dir, path := small(t)
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := c.Manifest
+	c.Close()
+	removed := 0
+	removeAll = func(old string) error {
+		removed++
+		if _, err := os.Stat(filepath.Join(path, ManifestFile)); err != nil {
+			t.Error(err)
+		}
+		return os.RemoveAll(old)
+	}
+	defer func() { removeAll = os.RemoveAll }()
+	if err := dir.Begin(m.Step); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dir.Write(m.Step, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := dir.Finish(&m, 1, nil); left != nil || err != nil || removed != 1 {
+		t.Errorf("%v %v, %d folders removed", left, err, removed)
+	}
+}
+
 // A file or a link with the name of a checkpoint that the run may write is refused before the first
 // step. Names of steps that are done may be links, for example to an archive.
 func TestReadyRefusesFilesNamedAsCheckpoints(t *testing.T) {
