@@ -36,10 +36,10 @@ type context struct {
 	failed        error      // set by ulysses_context_abort
 	closed        bool
 	log           func(level int32, line string)
-	savedIDs      map[identity]bool // on a GPU: what forward passes have saved, see saved.go
-	recent        recentPasses      // on a GPU
-	ownWorkspaces bool              // ULYSSES_OWN_WORKSPACES: reserve nothing
-	noAgreement   bool              // ULYSSES_NO_AGREEMENT
+	recent        recentPasses // on a GPU, see saved.go
+	recentSeeds   recentPasses // the passes with dropout, with their seeds
+	ownWorkspaces bool         // ULYSSES_OWN_WORKSPACES: reserve nothing
+	noAgreement   bool         // ULYSSES_NO_AGREEMENT
 
 	// Data of the current call. It is here so that no call allocates.
 	agreement     agreement
@@ -164,7 +164,7 @@ func newLocal(opts, out unsafe.Pointer) error {
 // ranks have agreed on errors in their own arguments before. Collective.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
 	x := &context{comm: c, deviceType: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{},
-		savedIDs: map[identity]bool{}, log: s.log, operands: make([]operand, 0, 64),
+		log: s.log, operands: make([]operand, 0, 64),
 		loss: make([]float64, 2), agreement: newAgreement(c.Size()), ownWorkspaces: s.flags&flagOwnWorkspaces != 0,
 		noAgreement: s.flags&flagNoAgreement != 0}
 	x.admit = func(err error) error { return x.agree(x.explainSaved(err)) }

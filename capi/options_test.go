@@ -551,20 +551,28 @@ func TestDropoutSeedOfBackward(t *testing.T) {
 	}
 }
 
-// recentPasses finds the last maxRecent passes and no older one.
+// recentPasses finds the last maxRecent passes and no older one. Its memory is bounded.
 func TestRecentPasses(t *testing.T) {
-	r := recentPasses{ids: make([]identity, maxRecent)}
+	var r recentPasses
+	if r.has(0) {
+		t.Error("a pass is found before the first one")
+	}
 	for i := range maxRecent + 3 {
 		r.add(identity(i))
+		r.add(7) // as often as all others
 	}
-	for _, i := range []identity{3, 4, maxRecent, maxRecent + 2} {
+	last := identity(maxRecent + 2)
+	for _, i := range []identity{7, last - maxRecent/2 + 1, last - 1, last} {
 		if !r.has(i) {
 			t.Errorf("pass %d is not found", i)
 		}
 	}
-	for _, i := range []identity{0, 2, maxRecent + 3} {
+	for _, i := range []identity{0, 2, last - maxRecent/2, last + 1} {
 		if r.has(i) {
 			t.Errorf("pass %d is found", i)
 		}
+	}
+	if len(r.ids) != maxRecent || len(r.passes) != maxRecent/2+1 {
+		t.Errorf("%d passes with %d identities", len(r.ids), len(r.passes))
 	}
 }

@@ -180,7 +180,6 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 		return err
 	}
 	p.kernels = map[string]string{"forward": forward, "backward": backward}
-	c.reserveRecent(&l)
 	return p.publish(op, out, "ulysses", p.sp.String())
 }
 

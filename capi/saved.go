@@ -3,16 +3,14 @@ package main
 import (
 	"unsafe"
 
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
 // Tags of saved memory. A backward pass refuses saved memory that no forward pass with the same
 // plan and batch has written. On the CPU, saved memory begins with a tag of tagBytes, which the
 // sizes include. On a GPU, reading a tag would wait for the device. There, the context remembers
-// for which plans and batches a forward pass has saved anything, so only memory that no such pass
-// can have written is refused. It also remembers the seeds of the last passes with dropout, see
-// recentPasses.
+// for which plans and batches one of the last forward passes has saved anything, and with which
+// seeds of dropout, so only memory that no such pass can have written is refused, see recentPasses.
 //
 // A tag stands for the properties of a plan and a batch, not for the objects. Saved memory may be
 // moved and offloaded, and a new plan or batch with the same properties can read it.
@@ -112,36 +110,33 @@ func (c *context) identifySaved(kind savedKind, p *plan, b *batch, variant int64
 	}
 }
 
-// recentPasses remembers the forward passes with dropout on a GPU: their identities with their
-// seeds. A backward pass looks for its own, from the newest pass to the oldest one. The number of
-// passes whose saved memory is in use at a time must be below maxRecent.
+// recentPasses remembers the last forward passes on a GPU by their identities. The number of passes
+// whose saved memory is in use at a time must be at most maxRecent.
 type recentPasses struct {
-	ids []identity // [maxRecent], allocated with the first plan that has dropout
-	n   int        // passes so far; pass i is at i mod maxRecent
+	ids    []identity       // pass i is at i mod maxRecent
+	passes map[identity]int // how many of ids
+	n      int              // passes so far
 }
 
 const maxRecent = 1 << 16
 
 func (r *recentPasses) add(id identity) {
-	r.ids[r.n%maxRecent] = id
-	r.n++
+	if r.passes == nil {
+		r.ids, r.passes = make([]identity, 0, maxRecent), map[identity]int{}
+	}
+	at := r.n % maxRecent
+	if r.n++; at == len(r.ids) {
+		r.ids = append(r.ids, id)
+	} else if oldest := r.ids[at]; r.passes[oldest] == 1 {
+		delete(r.passes, oldest)
+	} else {
+		r.passes[oldest]--
+	}
+	r.ids[at] = id
+	r.passes[id]++
 }
 
-func (r *recentPasses) has(id identity) bool {
-	for i := r.n - 1; i >= max(0, r.n-maxRecent); i-- {
-		if r.ids[i%maxRecent] == id {
-			return true
-		}
-	}
-	return false
-}
-
-// reserveRecent allocates recentPasses if a plan with dropout on a GPU needs it.
-func (c *context) reserveRecent(l *sp.Layer) {
-	if c.deviceType != onCPU && l.Dropout > 0 && c.recent.ids == nil {
-		c.recent.ids = make([]identity, maxRecent)
-	}
-}
+func (r *recentPasses) has(id identity) bool { return r.passes[id] > 0 }
 
 // tooSmall returns the error for saved memory with too few bytes.
 func tooSmall(op, name string, have, need int64) error {
@@ -185,11 +180,9 @@ func (c *context) writeTag(err error) error {
 		*s.tag = [tagBytes / 8]uint64{tagMagic, uint64(s.id), ^uint64(s.id), uint64(s.seed)}
 		return nil
 	}
-	if !c.savedIDs[s.id] {
-		c.savedIDs[s.id] = true
-	}
+	c.recent.add(s.id)
 	if s.drops {
-		c.recent.add(s.id.with(s.seed))
+		c.recentSeeds.add(s.id.with(s.seed))
 	}
 	return nil
 }
@@ -200,10 +193,10 @@ func (c *context) checkTag(op string) error {
 	const another = "%s: saved is of a forward call with another plan, batch or layer; give the plan and the batch of that call"
 	switch {
 	case !s.given: // missing memory is refused later
-	case s.tag == nil && !c.savedIDs[s.id]:
+	case s.tag == nil && !c.recent.has(s.id):
 		return invalid(another, op)
 	case s.tag == nil:
-		if s.drops && !c.recent.has(s.id.with(s.seed)) {
+		if s.drops && !c.recentSeeds.has(s.id.with(s.seed)) {
 			return invalid(
 				"%s: dropout_seed is %d, and no forward call with this plan and batch had it; give the seed of the forward call",
 				op, uint64(s.seed))

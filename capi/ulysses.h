@@ -453,8 +453,8 @@ void ulysses_batch_destroy(ulysses_batch *);
  * moved or offloaded between forward and backward. On the CPU it begins with a tag of 64 bytes,
  * which the sizes include: backward refuses memory that no forward call has written, and memory of
  * another plan, batch, layer or dropout_seed. On CUDA, where reading a tag would wait for the GPU,
- * backward refuses plans and batches for which no forward call has saved, and a dropout_seed that
- * none of the last 65536 such calls had. */
+ * backward refuses plans and batches for which none of the last 65536 forward calls of the context
+ * has saved, and a dropout_seed that none of the last 65536 such calls had. */
 typedef struct {
   uint32_t struct_size;
   int32_t reserved;
