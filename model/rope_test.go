@@ -102,6 +102,28 @@ func TestRopeValues(t *testing.T) {
 	}
 }
 
+// A factor below 1 takes no positions away, and an extension of fewer positions than the model has
+// neither.
+func TestPositions(t *testing.T) {
+	const base = `{"model_type": "llama", "vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 4096, "rope_scaling": `
+	for scaling, want := range map[string]int64{
+		`null`:                                    4096,
+		`{"type": "linear", "factor": 4}`:         16384,
+		`{"type": "linear", "factor": 0.5}`:       4096,
+		`{"type": "dynamic", "factor": 2}`:        8192,
+		`{"type": "yarn", "factor": 4}`:           16384,
+		`{"type": "linear", "factor": 1e300}`:     1 << 53,
+		`{"type": "proportional", "factor": 2}`:   8192,
+		`{"type": "proportional", "factor": 0.5}`: 4096,
+		`{"type": "yarn", "factor": 4, "original_max_position_embeddings": 512}`:  4096,
+		`{"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}`: 8192,
+	} {
+		if got := parse(t, base+scaling+"}").Positions(); got != want {
+			t.Errorf("%s: %d positions, want %d", scaling, got, want)
+		}
+	}
+}
+
 // A table of one kind of layer has its own truncate, or the one beside the tables. transformers
 // reads the latter alone: it is written, and a table with another one gets a warning.
 func TestTruncateOfAKindOfLayer(t *testing.T) {

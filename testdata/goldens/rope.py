@@ -60,6 +60,9 @@ CASES = [
     (dict(YARN, factor=0.5), {}, [0]),
     (dict(YARN, factor=None), dict(max_position_embeddings=4096), [0]),
     (dict(rope_type="yarn", factor=2.0), dict(max_position_embeddings=4096), [0]),
+    # the ramp would begin before the first pair, and also end there
+    (dict(YARN, original_max_position_embeddings=128), {}, [0]),
+    (dict(YARN, original_max_position_embeddings=16), dict(head_dim=64), [0]),
     # the ramp begins and ends at the same pair
     (dict(YARN, beta_fast=4.0, beta_slow=4.0, truncate=False), {}, [0]),
     (
