@@ -227,4 +227,19 @@ func TestDispatchRefusals(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	dev, err := cpu.New(cpu.Options{Workers: 1})
+	must(err)
+	defer dev.Close()
+	m, err := New(dev, comm.Local(1)[0], configs(t)["mixtral"], Options{Experts: comm.Local(2)[0]})
+	must(err)
+	defer m.Close()
+	// a round has all tokens of both ranks, with two experts each
+	if _, err := m.Memory(1<<29-1, 1<<29-1, true); err != nil {
+		t.Error(err)
+	}
+	want := "536870912 tokens of each of 2 ranks with 2 experts each are 2147483648 rows in a round, and at most 2147483647 are numbered; set tile.mlp to 536870911 tokens"
+	if _, err := m.Memory(1<<29, 1<<29, true); status.Of(err) != status.InvalidConfig ||
+		!strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
 }
