@@ -166,9 +166,7 @@ def suites(a) -> dict:
             if n == 2:  # it cannot divide two key heads over four ranks
                 peers["Ulysses on gloo"] = torch("ulysses_gloo.py", "--ranks", n)["PyTorch"]
             peers["our Ulysses"] = under_mpi(n, "ulysses")
-            made[f"ring-{n // r}x{r}"] = Suite(
-                "ulysses", under_mpi(n, "ulysses", "--ring", r), peers
-            )
+            made[f"ring-{n // r}x{r}"] = Suite("ring", under_mpi(n, "ulysses", "--ring", r), peers)
     for n in (2, 4):
         made[f"a2a-{n}"] = Suite(
             "a2a",
