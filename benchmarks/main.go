@@ -146,7 +146,7 @@ func run(args []string) error {
 	if err := json.Unmarshal(casesJSON, &o.cases); err != nil {
 		return status.Errorf(status.Internal, "cases.json: %w", err)
 	}
-	if err := o.checkLinks(); err != nil {
+	if err := o.check(args[0], f.Args()); err != nil {
 		return err
 	}
 	bench := benches[args[0]]
@@ -170,6 +170,24 @@ func run(args []string) error {
 	}
 	defer comm.Finalize()
 	return onRank(world)
+}
+
+// check returns an error if the flags do not fit together or to the suite, or if words follow them.
+func (o *options) check(suite string, words []string) error {
+	if len(words) > 0 {
+		return status.Errorf(status.InvalidArgument, "%s: the word %q is no flag; select cases with --cases", suite,
+			words[0])
+	}
+	if o.repeat < 1 || o.ranks < 1 || o.threads < 0 {
+		return status.Errorf(status.InvalidArgument,
+			"--repeat %d, --ranks %d and --threads %d: give at least 1, 1 and 0", o.repeat, o.ranks, o.threads)
+	}
+	f32 := []string{"gdn_ranks", "ulysses", "a2a", "overlap", "levels"}
+	if o.compute != tensor.F32 && slices.Contains(f32, suite) {
+		return status.Errorf(status.InvalidArgument, "%s --dtype bf16: the suite has tensors in f32; leave --dtype out",
+			suite)
+	}
+	return o.checkLinks()
 }
 
 // chosen returns the cases that --cases selects, or all cases but "dry-run", which tests the gpu
