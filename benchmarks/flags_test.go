@@ -25,3 +25,13 @@ func TestFlags(t *testing.T) {
 		}
 	}
 }
+
+// All suites of all-to-alls run the sizes that --cases selects.
+func TestAllToAllSizes(t *testing.T) {
+	for suite, rows := range map[string]int{"a2a": 1, "overlap": 4, "levels": 2} {
+		text := printed(t, suite, "--ranks", "2", "--threads", "1", "--repeat", "1", "--cases", "6553")
+		if n := strings.Count(text, "\n"); n != rows {
+			t.Errorf("%s printed %d lines:\n%s", suite, n, text)
+		}
+	}
+}

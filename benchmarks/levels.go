@@ -1,9 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"ulysses/comm"
 	"ulysses/tensor"
@@ -34,10 +32,7 @@ func levels(o *options) error {
 		return comm.Link{Latency: l.Latency.Seconds(), Overhead: l.Overhead.Seconds(), Bandwidth: l.Bandwidth}
 	}
 	model := comm.Links{Inside: link(inside), Between: link(o.links), CopyBandwidth: 10e9}
-	for _, bytes := range o.cases.AllToAll {
-		if o.words != "" && !slices.Contains(strings.Split(o.words, ","), fmt.Sprint(bytes)) {
-			continue
-		}
+	for _, bytes := range o.sizes() {
 		block := bytes / int64(size)
 		rows, equal := make([]int64, size), func(int, int) int64 { return block }
 		for j := range rows {

@@ -18,6 +18,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -197,9 +198,19 @@ func (o *options) chosen(all []shape) []shape {
 		if o.words == "" {
 			return s.Name == "dry-run"
 		}
-		return !slices.ContainsFunc(strings.Split(o.words, ","),
-			func(w string) bool { return strings.Contains(s.Name, w) })
+		return !o.selects(s.Name)
 	})
+}
+
+// sizes returns the sizes of all-to-alls that --cases selects.
+func (o *options) sizes() []int64 {
+	return slices.DeleteFunc(slices.Clone(o.cases.AllToAll),
+		func(bytes int64) bool { return !o.selects(strconv.FormatInt(bytes, 10)) })
+}
+
+// selects reports whether --cases selects the case of that name.
+func (o *options) selects(name string) bool {
+	return slices.ContainsFunc(strings.Split(o.words, ","), func(w string) bool { return strings.Contains(name, w) })
 }
 
 // repeated calls f warm + repeat times and returns the results of the last repeat calls. f returns

@@ -1,10 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"slices"
-	"strings"
-
 	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/device"
@@ -41,10 +37,7 @@ func overlap(o *options) error {
 	defer d.Close()
 	const side, products = 256, 32
 	size := int64(o.world.Size())
-	for _, bytes := range o.cases.AllToAll {
-		if o.words != "" && !slices.Contains(strings.Split(o.words, ","), fmt.Sprint(bytes)) {
-			continue
-		}
+	for _, bytes := range o.sizes() {
 		block := bytes / 4 / size
 		var a, b, c, src, dst tensor.Tensor
 		free, err := build(d, func(m arena) {

@@ -94,7 +94,7 @@ func allToAll(o *options) error {
 	}
 	defer d.Close()
 	c, size := o.world, int64(o.world.Size())
-	for _, bytes := range o.cases.AllToAll {
+	for _, bytes := range o.sizes() {
 		block := bytes / 4 / size // elements
 		var src, dst tensor.Tensor
 		free, err := build(d, func(a arena) {
