@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 
@@ -26,12 +28,25 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// All suites of all-to-alls run the sizes that --cases selects.
+// All suites of all-to-alls run the sizes that --cases selects, and a rate is of the bytes that one
+// rank sends.
 func TestAllToAllSizes(t *testing.T) {
 	for suite, rows := range map[string]int{"a2a": 1, "overlap": 4, "levels": 2} {
 		text := printed(t, suite, "--ranks", "2", "--threads", "1", "--repeat", "1", "--cases", "6553")
 		if n := strings.Count(text, "\n"); n != rows {
-			t.Errorf("%s printed %d lines:\n%s", suite, n, text)
+			t.Fatalf("%s printed %d lines:\n%s", suite, n, text)
+		}
+		for line := range strings.Lines(text) {
+			var x struct {
+				Rate float64 `json:"GB/s"`
+				Min  float64 `json:"min_s"`
+			}
+			if err := json.Unmarshal([]byte(line), &x); err != nil {
+				t.Fatal(err)
+			}
+			if bytes := x.Rate * x.Min * 1e9; !(math.Abs(bytes-65536) <= 1) {
+				t.Errorf("%s: the rate is of %g bytes: %s", suite, bytes, line)
+			}
 		}
 	}
 }

@@ -135,7 +135,7 @@ func allToAll(o *options) error {
 			return fmt.Errorf("a2a, %d bytes: rank %d received %d wrong elements", bytes, c.Rank(), wrong)
 		}
 		if c.Rank() == 0 {
-			emit(fmt.Sprint(bytes), times, "GB/s", float64(bytes*size),
+			emit(fmt.Sprint(bytes), times, "GB/s", float64(4*block*size),
 				map[string]any{"ranks": size, "comm": c.Kind(), "wrong": wrong})
 		}
 		free()
