@@ -50,3 +50,15 @@ func TestAllToAllSizes(t *testing.T) {
 		}
 	}
 }
+
+// The median of an even number of times is the mean of the middle two, as in the peers.
+func TestMedian(t *testing.T) {
+	for _, x := range []struct {
+		times []float64
+		want  float64
+	}{{[]float64{3}, 3}, {[]float64{1, 4}, 2.5}, {[]float64{1, 2, 9}, 2}, {[]float64{1, 2, 4, 8}, 3}} {
+		if got := median(x.times); got != x.want {
+			t.Errorf("median(%v) = %v, not %v", x.times, got, x.want)
+		}
+	}
+}

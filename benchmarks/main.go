@@ -258,7 +258,7 @@ func seconds(f func() error) (float64, error) {
 // fields.
 func emit(name string, times []float64, rate string, work float64, more map[string]any) {
 	times = slices.Sorted(slices.Values(times))
-	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": times[len(times)/2],
+	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": median(times),
 		"repeat": len(times)}
 	if times[0] > 0 {
 		line[rate] = work / times[0] / 1e9
@@ -268,6 +268,12 @@ func emit(name string, times []float64, rate string, work float64, more map[stri
 	}
 	b, _ := json.Marshal(line)
 	fmt.Println(string(b))
+}
+
+// median returns the middle one of sorted times, or the mean of the middle two.
+func median(times []float64) float64 {
+	n := len(times)
+	return (times[(n-1)/2] + times[n/2]) / 2
 }
 
 // peak measures the highest rate of multiply-adds, with which the rates of kernels are compared.
