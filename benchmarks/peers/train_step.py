@@ -1,4 +1,4 @@
-"""One of our training jobs in transformers (Llama, Qwen3 or Qwen3-MoE).
+"""One of our training jobs in transformers (Llama, Qwen3, Qwen3-MoE or DeepSeek-V3).
 
     train_step.py ../../examples/quickstart.toml --threads 2    seconds of a training step
     train_step.py job.toml --train [--set train.steps=300]      the whole run, and its loss on the
@@ -90,11 +90,16 @@ def model_of(job: dict) -> torch.nn.Module:
     return getattr(transformers, name + "ForCausalLM")(config)
 
 
-def nll(model, x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Returns the mean loss over the targets of sequences x [b, s]."""
+def losses(model, x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """Returns the mean loss over the targets of sequences x [b, s], and what is added to it.
+
+    With output_router_logits, that is the loss that balances experts, times its coefficient.
+    """
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-        logits = model(input_ids=x, use_cache=False).logits[:, :-1]
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), x[:, 1:].reshape(-1))
+        out = model(input_ids=x, use_cache=False)
+    logits, aux = out.logits[:, :-1], getattr(out, "aux_loss", None)
+    nll = F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), x[:, 1:].reshape(-1))
+    return nll, 0.0 if aux is None else model.config.router_aux_loss_coef * aux
 
 
 class Trainer:
@@ -139,9 +144,9 @@ class Trainer:
         self.opt.zero_grad()
         n, total = self.job["data"]["accumulate"], 0.0
         for _ in range(n):
-            loss = nll(self.model, self.batch(), self.dtype) / n
-            loss.backward()
-            total += loss.item()
+            nll, more = losses(self.model, self.batch(), self.dtype)
+            ((nll + more) / n).backward()
+            total += nll.item() / n
         if self.job["optimizer"]["clip"] > 0:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.job["optimizer"]["clip"])
         self.opt.step()
@@ -150,7 +155,7 @@ class Trainer:
 
 def evaluate(model, held_out: torch.Tensor, dtype: str) -> float:
     with torch.no_grad():
-        return sum(nll(model, r[None], dtype).item() for r in held_out) / len(held_out)
+        return sum(losses(model, r[None], dtype)[0].item() for r in held_out) / len(held_out)
 
 
 def main() -> None:
