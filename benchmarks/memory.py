@@ -258,7 +258,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("what", choices=("longest", "cost"))
-    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rounds", type=benchmarks.positive, default=5)
     a = p.parse_args()
     {"longest": longest, "cost": cost}[a.what](a)
 

@@ -128,7 +128,7 @@ def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--rounds", type=benchmarks.positive, default=3)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument(
         "--note", default="", help="a note about the machine for the results, such as its load"

@@ -54,6 +54,13 @@ def metrics(folder: str | pathlib.Path) -> list[dict]:
     return [json.loads(x) for x in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines()]
 
 
+def positive(text: str) -> int:
+    """Returns the number of a command-line option, which must be at least 1."""
+    if (n := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{n}: must be at least 1")
+    return n
+
+
 def markdown(row: list[str]) -> str:
     """Returns a line of a table."""
     return "|".join(["", *row, ""])
@@ -328,8 +335,8 @@ def main() -> None:
         "step-bf16, lora, moe, latent, or a "
         "full name such as attention-avx2",
     )
-    p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--repeat", type=int, default=5)
+    p.add_argument("--rounds", type=positive, default=3)
+    p.add_argument("--repeat", type=positive, default=5)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument(
         "--isa",

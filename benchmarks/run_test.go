@@ -45,3 +45,15 @@ for word in sys.argv[1:]:
 		}
 	}
 }
+
+// No rounds are refused. They replaced the results of earlier runs by empty ones.
+func TestRoundsOfScripts(t *testing.T) {
+	python := need.Tool(t, "python3", "install Python")
+	for _, args := range []string{"run.py gemm --rounds 0", "run.py gemm --repeat 0", "plan.py --rounds 0",
+		"memory.py cost --rounds -1"} {
+		out, err := exec.Command(python, strings.Fields(args)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "must be at least 1") {
+			t.Errorf("%s: %v\n%s", args, err, out)
+		}
+	}
+}
