@@ -7,9 +7,11 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -73,10 +75,14 @@ var trackedSets = []string{"train.steps=12", "eval.every=1", "checkpoint.every=3
 
 // runStopped runs the job of newTracked on two ranks, and stops it by a signal during a step.
 func runStopped(dir string, step int64, sets ...string) error {
-	stop := func() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	defer signal.Stop(signals)
+	stop := sync.OnceFunc(func() { // two signals at a time may count as one
 		_ = syscall.Kill(os.Getpid(), syscall.SIGUSR1)
-		time.Sleep(50 * time.Millisecond) // the signal arrives
-	}
+		<-signals                          // the run gets it at the same time
+		time.Sleep(100 * time.Millisecond) // the run notes it
+	})
 	log := onLine(func(line string) {
 		if strings.Contains(line, fmt.Sprintf(`"step":%d,`, step-1)) && strings.Contains(line, `"message":"eval"`) {
 			stop()
