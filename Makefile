@@ -29,9 +29,16 @@ SHELL   := /bin/bash
   install dist aarch64 soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check \
   figures bench sanitize soak soak-faults fuzz clean
 
+# The commit that ulysses-mpi --version, reports and ulysses_build_info name. It is empty outside of
+# a git checkout, and where git refuses to read it, as root does one of another user.
+COMMIT := $(shell git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null)
+STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)
+STAMP := -ldflags "$(STAMP_FLAGS)"
+
 # Builds do not record the folder of the sources. They are reproducible, and every checkout on a
-# machine shares the compiled C kernels: a second checkout builds in 2 s instead of 112.
-export GOFLAGS := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
+# machine shares the compiled C kernels: a second checkout builds in 2 s instead of 112. go build
+# fails if git refuses to read a checkout, unless it records no commit.
+export GOFLAGS := $(filter-out -trimpath,$(GOFLAGS)) -trimpath $(if $(COMMIT),,-buildvcs=false)
 
 # No package needs this long on an idle machine (four minutes). A busy machine may, and then the
 # tests of a package should not be stopped: go test's default is ten minutes.
@@ -49,12 +56,6 @@ export UCX_ERROR_SIGNALS :=
 MPIRUN := mpirun --oversubscribe --bind-to none
 
 all: build
-
-# The commit that ulysses-mpi --version, reports and ulysses_build_info name. It is empty outside of
-# a git checkout.
-COMMIT := $(shell git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null)
-STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)
-STAMP := -ldflags "$(STAMP_FLAGS)"
 
 # The program for the Open MPI that pkg-config finds, or for the MPI library of another wrapper than
 # mpicc: make build MPICC=mpicc.mpich. PROGRAM=bin/ulysses-mpich gives it another name.

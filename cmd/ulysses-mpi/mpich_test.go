@@ -3,6 +3,7 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -77,5 +78,22 @@ func TestBuildWithoutWrapper(t *testing.T) {
 	if err == nil || !strings.Contains(string(out),
 		"mpi-build: mpicc.absent: no such program; set MPICC to the mpicc of an MPI library") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// git refuses to read a checkout of another user, as in a container whose root builds mounted
+// sources. make then builds a program that names no commit.
+func TestBuildInCheckoutOfAnother(t *testing.T) {
+	need.Tool(t, "git", "run apt-get install git")
+	built := filepath.Join(t.TempDir(), "ulysses-mpi")
+	cmd := exec.Command("make", "-s", "-C", "../..", "build", "PROGRAM="+built)
+	cmd.Env = append(os.Environ(), "GIT_TEST_ASSUME_DIFFERENT_OWNER=1", "GIT_CONFIG_GLOBAL=/dev/null",
+		"GIT_CONFIG_SYSTEM=/dev/null")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	code, stdout, stderr := launch(t, nil, built, "version")
+	if code != 0 || !strings.Contains(stdout, "commit not recorded") {
+		t.Errorf("exit %d: %s%s", code, stdout, stderr)
 	}
 }
