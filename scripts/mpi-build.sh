@@ -16,8 +16,9 @@ case $($mpicc -E -dM comm/mpi_calls.c | sed -n 's/^#define \(OPEN_MPI\|MPICH_VER
 esac
 folder=$PWD/build/mpi/$(tr -c 'a-zA-Z0-9\n' - <<<"${mpicc#/}")
 mkdir -p "$folder"
-# flags PATTERN: the words of the wrapper's command that match.
-flags() { "$mpicc" -show | tr ' ' '\n' | grep -E "$1" | tr '\n' ' '; }
+# flags PATTERN: the words of the wrapper's command that match. The folder of the library may be the
+# word after -Wl,-rpath.
+flags() { "$mpicc" -show | sed 's/ -Wl,-rpath -Wl,/ -Wl,-rpath,/g' | tr ' ' '\n' | grep -E "$1" | tr '\n' ' '; }
 printf 'Name: ompi\nDescription: %s\nVersion: 0\nCflags: %s\nLibs: %s\n' "$mpicc" "$(flags '^-I')" "$(flags '^-(L|l|Wl,-rpath)')" >"$folder/ompi.pc"
 for ((i = 1; i < $#; i++)); do
   [ "${!i}" = -o ] && j=$((i + 1)) && program=${!j}

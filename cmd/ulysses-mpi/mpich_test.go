@@ -97,3 +97,35 @@ func TestBuildInCheckoutOfAnother(t *testing.T) {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
 	}
 }
+
+// Wrappers that are installed from sources name the folder of the library in two words, -Wl,-rpath
+// -Wl,FOLDER. go build refuses the first one alone.
+func TestFolderOfLibrary(t *testing.T) {
+	mpicc := need.Tool(t, "mpicc.mpich", "run make deps-test")
+	script, err := filepath.Abs("../../scripts/mpi-build.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	for name, text := range map[string]string{
+		"mpicc": "[ $1 != -show ] || exec echo gcc -L/opt/lib -Wl,-rpath -Wl,/opt/lib -Wl,--enable-new-dtags -lmpi\n" +
+			"exec " + mpicc + ` "$@"`,
+		"go": "exec pkg-config --libs ompi",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	comm, err := filepath.Abs("../../comm")
+	if err == nil {
+		err = os.Symlink(comm, filepath.Join(folder, "comm"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.Command(script, filepath.Join(folder, "mpicc"), filepath.Join(folder, "go"), "build", "-o", "program")
+	run.Dir = folder
+	if out, _ := run.CombinedOutput(); !strings.HasPrefix(string(out), "-L/opt/lib -Wl,-rpath,/opt/lib -lmpi") {
+		t.Errorf("flags: %s", out)
+	}
+}
