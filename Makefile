@@ -145,6 +145,7 @@ install: lib
 	for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || install -m 755 "$$f" "$$ROOT/lib/"; done
 	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so "$$ROOT/lib/"
 	{ printf 'prefix=%s\n' "$$WHOLE_PREFIX"; sed -e '/^prefix=/d; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in; } > "$$ROOT/lib/pkgconfig/ulysses.pc"
+	chmod 644 "$$ROOT/lib/pkgconfig/ulysses.pc"
 
 # A C host makes 10,000 calls forward and backward under valgrind. Its memory must not grow.
 soak-c: lib

@@ -180,7 +180,7 @@ func TestHostLeavesItsFolder(t *testing.T) {
 }
 
 // `make install` works for folders with spaces, also of the sources, and relative to the sources,
-// and the flags of its pkg-config file work in every folder.
+// and the flags of its pkg-config file work in every folder. Every user may read the files.
 func TestInstall(t *testing.T) {
 	need.Tool(t, "pkg-config", "run make deps-test")
 	built(t)
@@ -201,12 +201,14 @@ func TestInstall(t *testing.T) {
 	if err := os.Symlink(root(t), sources); err != nil {
 		t.Fatal(err)
 	}
-	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix, "DESTDIR="+staged,
-		"CURDIR="+sources)
+	output(t, 10*time.Minute, nil, "sh", "-c", `umask 077 && exec make "$@"`, "make", "-C", root(t), "install",
+		"PREFIX="+prefix, "DESTDIR="+staged, "CURDIR="+sources)
 	for _, file := range []string{"lib/libulysses.so.0", "lib/pkgconfig/ulysses.pc", "include/ulysses.h",
 		"share/doc/ulysses/LICENSE"} {
-		if _, err := os.Stat(filepath.Join(staged, prefix, file)); err != nil {
+		if info, err := os.Stat(filepath.Join(staged, prefix, file)); err != nil {
 			t.Error(err)
+		} else if info.Mode()&0o444 != 0o444 {
+			t.Errorf("%s: %v: not every user may read it", file, info.Mode())
 		}
 	}
 }
