@@ -26,7 +26,7 @@ SHELL   := /bin/bash
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
   have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-instructions \
   cuda-instructions-jobs cuda-table cuda-libs cuda-matrix mpi-shim lib portable check-abi \
-  install dist aarch64 soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check \
+  install have-prefix dist aarch64 soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check \
   figures bench sanitize soak soak-faults fuzz clean
 
 # The commit that ulysses-mpi --version, reports and ulysses_build_info name. It is empty outside of
@@ -136,7 +136,7 @@ PREFIX ?= /usr/local
 WHOLE_PREFIX = $(if $(filter /%,$(firstword $(PREFIX))),,$(CURDIR)/)$(PREFIX)
 install: export WHOLE_PREFIX := $(WHOLE_PREFIX)
 install: export ROOT = $(DESTDIR)$(WHOLE_PREFIX)
-install: lib
+install: have-prefix lib
 	install -d "$$ROOT/lib/pkgconfig" "$$ROOT/include" "$$ROOT/share/doc/ulysses"
 	install -m 644 LICENSE NOTICE CHANGELOG.md "$$ROOT/share/doc/ulysses/"
 	install -m 644 capi/ulysses.h "$$ROOT/include/ulysses.h"
@@ -146,6 +146,10 @@ install: lib
 	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so "$$ROOT/lib/"
 	{ printf 'prefix=%s\n' "$$WHOLE_PREFIX"; sed -e '/^prefix=/d; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in; } > "$$ROOT/lib/pkgconfig/ulysses.pc"
 	chmod 644 "$$ROOT/lib/pkgconfig/ulysses.pc"
+
+# An empty PREFIX, as of an unset variable of a shell, would be this folder.
+have-prefix:
+	@$(if $(strip $(PREFIX)),:,echo "install: PREFIX is empty; set for example PREFIX=/usr/local" >&2; exit 1)
 
 # A C host makes 10,000 calls forward and backward under valgrind. Its memory must not grow.
 soak-c: lib

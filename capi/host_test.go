@@ -213,6 +213,16 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// An empty PREFIX is refused. The files would go into the folder of the sources.
+func TestInstallWithoutPrefix(t *testing.T) {
+	staged := filepath.Join(t.TempDir(), "staged")
+	out, err := exec.Command("make", "-s", "-C", root(t), "install", "PREFIX= ", "DESTDIR="+staged).CombinedOutput()
+	if _, statErr := os.Stat(staged); err == nil || statErr == nil ||
+		!strings.Contains(string(out), "install: PREFIX is empty; set for example PREFIX=/usr/local") {
+		t.Errorf("%v, %v: %s", err, statErr, out)
+	}
+}
+
 // Over MPI, 10,000 calls forward and backward do not use C's allocator, and Go's garbage collector,
 // which here runs for every 40 KiB, does not run.
 func TestNoCallAllocatesOverMPI(t *testing.T) {
