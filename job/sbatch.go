@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/template"
@@ -102,12 +103,9 @@ func newBatch(o *Options) (*batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Variables of the array exist only in the job.
-	sets := []string{}
-	for _, set := range o.Sets {
-		if !strings.Contains(set, "$") {
-			sets = append(sets, set)
-		}
+	sets, err := s.ofFirstTask(o.Sets)
+	if err != nil {
+		return nil, err
 	}
 	j, err := file.Parse(src, o.Path, sets, os.LookupEnv)
 	if err != nil {
@@ -128,6 +126,34 @@ func newBatch(o *Options) (*batch, error) {
 		}
 	}
 	return s.batch(program, path, out, o.Sets, o.launcher, o.restarts), nil
+}
+
+// ofFirstTask returns the --set arguments that can be checked now, with the values that variables
+// of the array have in its first task. Other variables may exist only in the job.
+func (s *sbatchOptions) ofFirstTask(sets []string) (known []string, err error) {
+	for _, set := range sets {
+		text := arrayIndex.ReplaceAllStringFunc(set, func(variable string) string {
+			name := strings.Trim(variable, "${}")
+			switch {
+			case !slices.Contains(arrayVariables, name):
+				err = status.Errorf(status.InvalidArgument,
+					"sbatch: --set %s: Slurm has no variable %s; use $SLURM_ARRAY_TASK_ID", set, name)
+			case s.array == "":
+				err = status.Errorf(status.InvalidArgument,
+					"sbatch: --set %s: only jobs of an array have %s; add for example --array 0-3", set, name)
+			case name == "SLURM_ARRAY_TASK_ID":
+				return firstIndex.FindString(s.array)
+			}
+			return "1"
+		})
+		if err != nil {
+			return nil, err
+		}
+		if !strings.Contains(text, "$") {
+			known = append(known, text)
+		}
+	}
+	return known, nil
 }
 
 // batch returns what the script has: the program and the job file, its output.dir, --set arguments,
@@ -213,7 +239,12 @@ func hasSet(sets []string, key string) bool {
 var (
 	plainWord  = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 	arrayIndex = regexp.MustCompile(`\$(SLURM_ARRAY_[A-Z_]+\b|\{SLURM_ARRAY_[A-Z_]+\})`)
+	firstIndex = regexp.MustCompile(`^\d+`)
 )
+
+// arrayVariables are the variables of a job of an array (sbatch(1)).
+var arrayVariables = []string{"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_ID",
+	"SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP"}
 
 // quoteForSlurm quotes a word of a line #SBATCH. sbatch splits these lines at spaces, reads quotes
 // and backslashes as a shell does, and ends a line at #. It replaces no variables.

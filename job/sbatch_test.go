@@ -169,6 +169,15 @@ func TestSbatchFaults(t *testing.T) {
 		{[]string{"--gpus-per-node", "4", "--ntasks-per-node", "8"}, status.InvalidArgument, "each rank needs a GPU"},
 		{[]string{"--image", "a.sif", "--restarts", "1"}, status.InvalidArgument, "leave out one of them"},
 		{[]string{"--set", "data.sequnce=1"}, status.InvalidConfig, "data.sequnce"},
+		{[]string{"--set", "seed=$SLURM_ARRAY_TASK_ID"}, status.InvalidArgument,
+			"only jobs of an array have SLURM_ARRAY_TASK_ID; add for example --array 0-3"},
+		{[]string{"--array", "0-3", "--set", "seed=$SLURM_ARRAY_TASK_IDX"}, status.InvalidArgument,
+			"Slurm has no variable SLURM_ARRAY_TASK_IDX; use $SLURM_ARRAY_TASK_ID"},
+		{[]string{"--array", "0-3", "--set", "sede=$SLURM_ARRAY_TASK_ID"}, status.InvalidConfig, "did you mean seed?"},
+		{[]string{"--array", "7-9", "--set", "train.steps=-${SLURM_ARRAY_TASK_ID}"}, status.InvalidConfig, "-7"},
+		{[]string{"--array", "0-3", "--set", "train.steps=$SLURM_ARRAY_TASK_COUNT", "--set",
+			"data.path=${SLURM_ARRAY_JOB_ID}.jsonl", "--set", "output.dir=${SCRATCH_OF_JOB}/x"}, status.OK,
+			`"train.steps=$SLURM_ARRAY_TASK_COUNT"`},
 		{[]string{"--", "--partition=gpu"}, status.OK, "\n#SBATCH --partition=gpu\n"},
 	} {
 		code, stdout, stderr := call(append([]string{"sbatch", job}, x.args...)...)
