@@ -385,6 +385,9 @@ func TestEmptyWords(t *testing.T) {
 		"export: folder is empty; name one":         {"export", "out", ""},
 		"diagnose: folder is empty; name one":       {"diagnose", ""},
 		"init: model-folder is empty; name one":     {"init", ""},
+		"sbatch: --array: empty; give a list":       {"sbatch", "a.toml", "--array="},
+		"sbatch: --image: empty; name a file":       {"sbatch", "a.toml", "--image="},
+		"supervise: the launcher is missing":        {"supervise", "a.toml", "--", ""},
 		"generate: model-folder is empty; name one": {"generate", "", "a"},
 		"there is no folder none":                   {"generate", "none", ""}, // a prompt may be empty
 	} {

@@ -248,7 +248,11 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		return errors.New(v.name + ": --logits: nothing is done with them; add --tensors or --compare")
 	case cmd.Flags().Changed("output") && o.output == "":
 		return errors.New(v.name + ": --output: empty; name a file")
-	case v.rest != "" && !v.restOptional && len(o.launcher) == 0:
+	case cmd.Flags().Changed("array") && o.sbatch.array == "":
+		return errors.New(v.name + ": --array: empty; give a list such as 0-3")
+	case cmd.Flags().Changed("image") && o.sbatch.image == "":
+		return errors.New(v.name + ": --image: empty; name a file")
+	case v.rest != "" && !v.restOptional && (len(o.launcher) == 0 || o.launcher[0] == ""):
 		return fmt.Errorf("%s: the %s is missing; end the command with, for example, -- srun -N 2 --mpi=pmix",
 			v.name, v.rest)
 	case o.restarts < 0:
