@@ -94,6 +94,9 @@ func newBatch(o *Options) (*batch, error) {
 	case s.image != "" && o.restarts > 0:
 		return nil, fault(
 			"--image and --restarts: the supervisor starts the program outside of the image; leave out one of them")
+	case strings.ContainsAny(filepath.Base(o.Path)+strings.Join(o.launcher, ""), "\r\n"):
+		return nil, fault("%q: a line #SBATCH ends at a line break; rename the job file, or change the options after --",
+			append([]string{filepath.Base(o.Path)}, o.launcher...))
 	case s.gpus > 0 && s.tasks > s.gpus:
 		return nil, fault(
 			"--ntasks-per-node %d and --gpus-per-node %d: each rank needs a GPU; leave out --ntasks-per-node",

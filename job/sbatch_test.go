@@ -178,6 +178,7 @@ func TestSbatchFaults(t *testing.T) {
 		{[]string{"--array", "0-3", "--set", "train.steps=$SLURM_ARRAY_TASK_COUNT", "--set",
 			"data.path=${SLURM_ARRAY_JOB_ID}.jsonl", "--set", "output.dir=${SCRATCH_OF_JOB}/x"}, status.OK,
 			`"train.steps=$SLURM_ARRAY_TASK_COUNT"`},
+		{[]string{"--", "--comment=a\nb"}, status.InvalidArgument, "a line #SBATCH ends at a line break"},
 		{[]string{"--", "--partition=gpu"}, status.OK, "\n#SBATCH --partition=gpu\n"},
 	} {
 		code, stdout, stderr := call(append([]string{"sbatch", job}, x.args...)...)
