@@ -138,14 +138,27 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 	return append(words, o.Launcher[own:]...), program, nil
 }
 
-// usable returns the nodes of the allocation that the launcher does not exclude.
+// usable returns the nodes of the allocation that the launcher does not exclude, first the nodes
+// that it names.
 func (c *cluster) usable(launcher []string) []string {
-	list := value(launcher, "x", "exclude")
-	if list == "" {
-		return c.nodes
+	listed := func(names ...string) (nodes []string) {
+		if list := value(launcher, names...); list != "" {
+			nodes = c.expand(list)
+		}
+		return nodes
 	}
-	excluded := c.expand(list)
-	return slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return slices.Contains(excluded, n) })
+	excluded, named := listed("x", "exclude"), listed("w", "nodelist")
+	nodes := slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return slices.Contains(excluded, n) })
+	slices.SortStableFunc(nodes, func(a, b string) int {
+		switch first := slices.Contains(named, a); {
+		case first == slices.Contains(named, b):
+			return 0
+		case first:
+			return -1
+		}
+		return 1
+	})
+	return nodes
 }
 
 // tasks returns the number of tasks of the first attempt, on so many nodes; 0 = unknown.
