@@ -103,6 +103,10 @@ func (c *cluster) command(o *Options) (launcher, program []string, err error) {
 	if !c.again || len(c.nodes) == 0 || filepath.Base(o.Launcher[0]) != "srun" {
 		return slices.Clone(o.Launcher), o.Program, nil
 	}
+	if first := value(o.Launcher, "r", "relative"); first != "" { // srun refuses it beside --nodelist
+		o.Log(fmt.Sprintf("srun --relative=%s chooses the nodes: the job starts again on the same nodes", first))
+		return slices.Clone(o.Launcher), o.Program, nil
+	}
 	nodes := c.usable(o.Launcher)
 	want := len(nodes)
 	if n := count(o.Launcher, "N", "nodes"); n > 0 {

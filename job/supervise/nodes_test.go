@@ -52,6 +52,7 @@ func TestNodes(t *testing.T) {
 			"srun -N2 -w n[3-4] --nodes=2 --nodelist=n3,n4 | p job"},
 		"named nodes and a spare": {"srun -N2 --nodelist n[3-4]", []string{"n1", "n2", "n3", "n4"}, late,
 			map[string]string{"n3": "down"}, "srun -N2 --nodelist n[3-4] --nodes=2 --nodelist=n4,n1 | p job"},
+		"nodes by number": {"srun -N2 -r1", []string{"n1", "n2", "n3"}, gone, nil, "srun -N2 -r1 | p job"},
 		"a range": {"srun -N 1-2", []string{"n1", "n2", "n3"}, gone, nil,
 			"srun -N 1-2 --nodes=2 --nodelist=n1,n3 | p job"},
 		"letters together": {"srun -un4 -KN 2", []string{"n1", "n2", "n3"}, gone, nil,
