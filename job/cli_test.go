@@ -207,9 +207,12 @@ func TestTimeoutIsADuration(t *testing.T) {
 func TestMainHoldsFailures(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, args := range [][]string{{"doctor"}, {"plan", filepath.Join(dir, "job.toml")},
-		{"plan", filepath.Join(dir, "job.toml"), "--search"}} {
+		{"plan", filepath.Join(dir, "job.toml"), "--search"}, {"version"}, {"completion", "bash"}} {
 		if code := Main(args, full{}, io.Discard); code != status.IO {
 			t.Errorf("%v on a full disk: %v", args, code)
+		}
+		if _, help, _ := call(args[0], "--help"); !strings.Contains(help, "\n   7  ") {
+			t.Errorf("%s --help does not list 7\n%s", args[0], help)
 		}
 	}
 	var errs strings.Builder

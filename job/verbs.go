@@ -174,12 +174,12 @@ Load it in the shell's start file, or write it to the shell's folder of completi
 ulysses-mpi completion bash > /etc/bash_completion.d/ulysses-mpi
 ulysses-mpi completion zsh > "${fpath[1]}/_ulysses-mpi"
 ulysses-mpi completion fish > ~/.config/fish/completions/ulysses-mpi.fish`,
-			codes: []status.Code{status.OK}},
+			codes: []status.Code{status.OK, status.IO}},
 		{name: "version", run: func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) },
 			short: "print version, commit and build",
 			long: `Prints the version, the commit of the sources, whether the program is linked with MPI, and the
 version of Go.`,
-			example: "ulysses-mpi version", codes: []status.Code{status.OK}},
+			example: "ulysses-mpi version", codes: []status.Code{status.OK, status.IO}},
 	}
 }
 
