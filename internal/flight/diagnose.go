@@ -256,21 +256,22 @@ func (c *comparison) odd(all []Standing) []Culprit {
 		return nil
 	}
 	// the first difference in time: later ones are its consequences
-	earliest := func(k key) time.Duration {
-		t := time.Duration(1<<63 - 1)
-		for _, r := range c.ranks {
-			if r == nil {
-				continue
-			}
-			for _, call := range r.Calls {
-				if call.Group == k.group && call.Seq == k.seq {
-					t = min(t, call.Began)
-				}
+	earliest := make(map[key]time.Duration, len(keys))
+	for _, k := range keys {
+		earliest[k] = 1<<63 - 1
+	}
+	for _, r := range c.ranks {
+		if r == nil {
+			continue
+		}
+		for _, call := range r.Calls {
+			k := key{call.Group, call.Seq}
+			if t, ok := earliest[k]; ok {
+				earliest[k] = min(t, call.Began)
 			}
 		}
-		return t
 	}
-	k := slices.MinFunc(keys, func(a, b key) int { return cmp.Compare(earliest(a), earliest(b)) })
+	k := slices.MinFunc(keys, func(a, b key) int { return cmp.Compare(earliest[a], earliest[b]) })
 	votes := map[called][]int{}
 	for i, x := range c.ops[k] {
 		votes[x] = append(votes[x], i)
