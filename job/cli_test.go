@@ -421,6 +421,7 @@ func TestFlagsAndVerbs(t *testing.T) {
 		"completion bash zsh":            "completion: there are 2 shells: bash, zsh",
 		"diagnose a b":                   "diagnose: there are 2 folders: a, b",
 		"eval a.toml b c":                "eval: there are 2 folders: b, c", "help nope": "help nope: unknown verb",
+		"help run --json": "help: this verb has no flags; remove them", "help -n 2": "help: this verb has no flags",
 		"a.toml -n 2.5":                `invalid value "2.5" for --ranks: a whole number is needed`,
 		"generate m --top-p x":         `invalid value "x" for --top-p: a number is needed`,
 		"generate m --temperature -1":  "generate: --temperature -1: set 0 to 1e6",

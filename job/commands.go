@@ -358,20 +358,25 @@ func doubleDashes(root *cobra.Command, args []string) []string {
 	return append([]string{}, out...) // not nil: cobra reads os.Args if the arguments are nil
 }
 
-// flagFault returns the error for a wrong flag. All verbs have the flags of root.
+// flagFault returns the error for a wrong flag. All verbs have the flags of root, and help has none
+// of them.
 func flagFault(root *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	var bare *pflag.ValueRequiredError
 	var bad *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown):
+		name := unknown.GetSpecifiedName()
+		if root.Flags().Lookup(name) != nil || len(name) == 1 && root.Flags().ShorthandLookup(name) != nil {
+			return "help: this verb has no flags; remove them"
+		}
 		if unknown.GetSpecifiedShortnames() != "" {
-			return "unknown flag -" + unknown.GetSpecifiedName()
+			return "unknown flag -" + name
 		}
 		var names []string
 		root.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		text := "unknown flag --" + unknown.GetSpecifiedName()
-		if near := file.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+		text := "unknown flag --" + name
+		if near := file.Nearest(name, names); near != "" {
 			text += "; did you mean --" + near + "?"
 		}
 		return text
