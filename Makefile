@@ -65,7 +65,7 @@ build: have-deps
 	$(if $(filter mpicc,$(MPICC)),,scripts/mpi-build.sh $(MPICC)) $(GO) build $(STAMP) -tags mpi -o $(PROGRAM) ./cmd/ulysses-mpi
 
 run: build
-	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/hybrid.toml
+	$(MPIRUN) -n $(RANKS) $(PROGRAM) examples/hybrid.toml
 
 have-deps:
 	@MPICC=$(MPICC) scripts/deps.sh build

@@ -129,3 +129,12 @@ func TestFolderOfLibrary(t *testing.T) {
 		t.Errorf("flags: %s", out)
 	}
 }
+
+// make run runs the program that it has built, also under another name.
+func TestMakeRun(t *testing.T) {
+	out, err := exec.Command("make", "-s", "-n", "-C", "../..", "run", "PROGRAM=build/other").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), " -o build/other ") ||
+		!strings.Contains(string(out), " build/other examples/hybrid.toml") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
