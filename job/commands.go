@@ -221,15 +221,15 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	if v.name == "plan" {
 		most = file.MaxPlanned
 	}
-	switch want := v.words; {
+	switch want, empty := v.words, emptyFlag(cmd.Flags()); {
 	case cmd.Flags().Changed("ranks") && (o.Ranks < 1 || o.Ranks > most):
 		return fmt.Errorf("--ranks %d: not a number of ranks; set 1 to %d", o.Ranks, most)
 	case o.Quiet && o.Verbose:
 		return errors.New("--quiet and --verbose: contradictory; remove one")
 	case !slices.Contains(logForms, o.log):
 		return fmt.Errorf("--log %s: unknown form; use %s", o.log, strings.Join(logForms, ", "))
-	case cmd.Flags().Changed("cluster") && o.cluster == "":
-		return errors.New(v.name + ": --cluster: empty; name a file")
+	case empty != "":
+		return fmt.Errorf("%s: %s", v.name, empty)
 	case v.name == "doctor" && o.cluster == "" && (o.Ranks > 0 || len(o.Sets) > 0):
 		return errors.New("doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml")
 	case len(words) == 0 && !cmd.HasParent():
@@ -240,18 +240,8 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		return fmt.Errorf("%s: %s is missing; name one", v.name, want[len(words)])
 	case v.emptyWord(words) != "":
 		return fmt.Errorf("%s: %s is empty; name one", v.name, v.emptyWord(words))
-	case cmd.Flags().Changed("tensors") && o.tensors == "":
-		return errors.New(v.name + ": --tensors: empty; name a file")
-	case cmd.Flags().Changed("compare") && o.compare == "":
-		return errors.New(v.name + ": --compare: empty; name a folder")
 	case o.logits && o.tensors == "" && o.compare == "":
 		return errors.New(v.name + ": --logits: nothing is done with them; add --tensors or --compare")
-	case cmd.Flags().Changed("output") && o.output == "":
-		return errors.New(v.name + ": --output: empty; name a file")
-	case cmd.Flags().Changed("array") && o.sbatch.array == "":
-		return errors.New(v.name + ": --array: empty; give a list such as 0-3")
-	case cmd.Flags().Changed("image") && o.sbatch.image == "":
-		return errors.New(v.name + ": --image: empty; name a file")
 	case v.rest != "" && !v.restOptional && (len(o.launcher) == 0 || o.launcher[0] == ""):
 		return fmt.Errorf("%s: the %s is missing; end the command with, for example, -- srun -N 2 --mpi=pmix",
 			v.name, v.rest)
@@ -281,6 +271,19 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		}
 	}
 	return nil
+}
+
+// emptyFlag returns the fault of a flag whose value is empty, as an unset variable of a shell is;
+// "" if there is none. An empty value would stand for a flag that is not given.
+func emptyFlag(f *pflag.FlagSet) (fault string) {
+	remedies := map[string]string{"cluster": "name a file", "tensors": "name a file", "compare": "name a folder",
+		"output": "name a file", "array": "give a list such as 0-3", "image": "name a file"}
+	f.Visit(func(given *pflag.Flag) {
+		if remedy := remedies[given.Name]; remedy != "" && given.Value.String() == "" {
+			fault = fmt.Sprintf("--%s: empty; %s", given.Name, remedy)
+		}
+	})
+	return fault
 }
 
 // emptyWord returns the name of a path that is empty, as an unset variable of a shell is; "" if

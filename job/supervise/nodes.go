@@ -152,17 +152,17 @@ func (c *cluster) usable(launcher []string) []string {
 		return nodes
 	}
 	excluded, named := listed("x", "exclude"), listed("w", "nodelist")
-	nodes := slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return slices.Contains(excluded, n) })
-	slices.SortStableFunc(nodes, func(a, b string) int {
-		switch first := slices.Contains(named, a); {
-		case first == slices.Contains(named, b):
-			return 0
-		case first:
-			return -1
+	var first, others []string
+	for _, n := range c.nodes {
+		switch {
+		case slices.Contains(excluded, n):
+		case slices.Contains(named, n):
+			first = append(first, n)
+		default:
+			others = append(others, n)
 		}
-		return 1
-	})
-	return nodes
+	}
+	return append(first, others...)
 }
 
 // tasks returns the number of tasks of the first attempt, on so many nodes; 0 = unknown.
