@@ -38,6 +38,30 @@ func small(t *testing.T) (dir Dir, path string) {
 	return dir, dir.Path(8)
 }
 
+// manifestOf returns the manifest of a checkpoint.
+func manifestOf(t *testing.T, path string) Manifest {
+	t.Helper()
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return c.Manifest
+}
+
+// writeAgain writes a checkpoint with a manifest of another one, and keeps no older ones.
+func writeAgain(t *testing.T, dir Dir, m Manifest, step int64) (left, err error) {
+	t.Helper()
+	if err := dir.Begin(step); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dir.Write(step, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	m.Step = step
+	return dir.Finish(&m, 1, nil)
+}
+
 // Open refuses a manifest in which any byte was changed, removed or added.
 func TestEveryByteOfAManifest(t *testing.T) {
 	_, path := small(t)
@@ -197,12 +221,7 @@ func TestStepsAndPrune(t *testing.T) {
 // it. The old one is no checkpoint any more, and is removed when it can be.
 func TestOldCheckpointInUse(t *testing.T) {
 	dir, path := small(t)
-	c, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := c.Manifest
-	c.Close()
+	m := manifestOf(t, path)
 	removeAll = func(path string) error {
 		if strings.HasSuffix(path, ".old") {
 			return &os.PathError{Op: "unlinkat", Path: path, Err: syscall.ENOTEMPTY}
@@ -212,14 +231,7 @@ func TestOldCheckpointInUse(t *testing.T) {
 	defer func() { removeAll = os.RemoveAll }()
 	again := func(step int64) {
 		t.Helper()
-		if err := dir.Begin(step); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := dir.Write(step, 0, nil); err != nil {
-			t.Fatal(err)
-		}
-		m.Step = step
-		left, err := dir.Finish(&m, 1, nil)
+		left, err := writeAgain(t, dir, m, step)
 		if err != nil || !errors.Is(left, syscall.ENOTEMPTY) {
 			t.Errorf("step %d: %v, %v", step, left, err)
 		}
@@ -247,12 +259,7 @@ func TestOldCheckpointInUse(t *testing.T) {
 // A checkpoint that replaces one of the same step has its name before the old one is removed.
 func TestReplacedCheckpointGoesLast(t *testing.T) {
 	dir, path := small(t)
-	c, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := c.Manifest
-	c.Close()
+	m := manifestOf(t, path)
 	removed := 0
 	removeAll = func(old string) error {
 		removed++
@@ -262,13 +269,7 @@ func TestReplacedCheckpointGoesLast(t *testing.T) {
 		return os.RemoveAll(old)
 	}
 	defer func() { removeAll = os.RemoveAll }()
-	if err := dir.Begin(m.Step); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := dir.Write(m.Step, 0, nil); err != nil {
-		t.Fatal(err)
-	}
-	if left, err := dir.Finish(&m, 1, nil); left != nil || err != nil || removed != 1 {
+	if left, err := writeAgain(t, dir, m, m.Step); left != nil || err != nil || removed != 1 {
 		t.Errorf("%v %v, %d folders removed", left, err, removed)
 	}
 }

@@ -149,21 +149,6 @@ func (c *pooled) Reserve(n int, bytes int64) error {
 	return nil
 }
 
-// takeFor takes a buffer for an all-to-all of this rank.
-func (c *pooled) takeFor(dst, src tensor.Tensor, recvRows, sendRows []int64) (int64, error) {
-	bytes := int64(0)
-	for j := range sendRows {
-		if j != c.Rank() {
-			bytes += sendRows[j]*comm.RowBytes(src) + recvRows[j]*comm.RowBytes(dst)
-		}
-	}
-	buffer, ok := c.take(bytes)
-	if !ok {
-		return 0, fmt.Errorf("an all-to-all of %d bytes finds the buffers %d", bytes, c.free)
-	}
-	return buffer, nil
-}
-
 func (c *pooled) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
 	r, err := c.AllToAllStart(s, dst, src, recvRows, sendRows)
 	if err != nil {
@@ -174,9 +159,10 @@ func (c *pooled) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sen
 
 func (c *pooled) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows,
 	sendRows []int64) (comm.Request, error) {
-	buffer, err := c.takeFor(dst, src, recvRows, sendRows)
-	if err != nil {
-		return nil, err
+	bytes := bytesOfOthers(c, src, sendRows) + bytesOfOthers(c, dst, recvRows)
+	buffer, ok := c.take(bytes)
+	if !ok {
+		return nil, fmt.Errorf("an all-to-all of %d bytes finds the buffers %d", bytes, c.free)
 	}
 	r, err := c.Comm.AllToAllStart(s, dst, src, recvRows, sendRows)
 	return &pooledRequest{r, c, buffer}, err

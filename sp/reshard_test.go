@@ -30,16 +30,19 @@ func (c *counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 }
 
 func (c *counted) count(src tensor.Tensor, sendRows []int64) {
-	row := src.DType.Size()
-	for _, d := range src.Shape[1:max(1, src.NDim)] {
-		row *= d
-	}
-	for j, n := range sendRows {
+	c.bytes += bytesOfOthers(c, src, sendRows)
+	c.calls++
+}
+
+// bytesOfOthers returns the bytes of the rows of t that an all-to-all sends to or receives from
+// other ranks.
+func bytesOfOthers(c comm.Comm, t tensor.Tensor, rows []int64) (bytes int64) {
+	for j, n := range rows {
 		if j != c.Rank() {
-			c.bytes += n * row
+			bytes += n * comm.RowBytes(t)
 		}
 	}
-	c.calls++
+	return bytes
 }
 
 // reshardOf returns a reshard of a query tensor and two key tensors, head-major and token-major,
